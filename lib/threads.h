@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The threads that update: a pool of our own, started once, each pinned to one CPU of the process's share. OpenMP's
+ * settings have no effect on it, nor have other threads that pin themselves.
+ */
+#ifndef THREADS_H
+#define THREADS_H
+
+#include <stddef.h>
+#include <sched.h>
+
+struct threads;
+struct trace;
+
+/*
+ * Starts the pool. wanted 0: the CPUs of the affinity mask (this rank's share, if local ranks share one mask), no more
+ * than the cgroup's CPU quota allows. why (of size bytes) gets one line on how the number came about.
+ */
+int threads_create(unsigned wanted, struct trace *trace, struct threads **threads, char *why, size_t size);
+
+/* Stops and joins the threads. After a fork, the child passes forked: nothing is joined, only freed. */
+void threads_destroy(struct threads *threads, int forked);
+
+unsigned threads_count(const struct threads *threads);	/* the caller of threads_run() included */
+
+/*
+ * Calls fn(arg, i) for every i < n, on the pool and on the caller, in the default floating-point environment, and
+ * returns when all are done. Callers take turns. fn must not call threads_run(). Allocates nothing.
+ */
+void threads_run(struct threads *threads, void (*fn)(void *arg, size_t i), void *arg, size_t n);
+
+#endif
