@@ -373,8 +373,8 @@ struct offstage_optimizer_options {
 	uint32_t flags;		/* OFFSTAGE_OPTIMIZER_* */
 	struct offstage_device *device;	/* NULL: a host device with no limits, of the optimizer's own */
 	uint64_t subgroup;	/* elements updated as one unit; 0: 16 Mi. Rounded up to a multiple of 4096 */
-	uint32_t slots;		/* 0: one per subgroup. Fewer need offstage_step_early() */
 	uint32_t moment_dtype;	/* F32 or BF16 */
+	uint32_t reserved;
 	uint64_t seed;		/* of stochastic rounding */
 	const char *tier;	/* where state rests: NULL or "dram" */
 	const struct offstage_buffer_options *state;	/* placement of the state; NULL: defaults */
@@ -405,8 +405,8 @@ struct offstage_optimizer_info {
 	uint32_t size;
 	uint32_t tensors;
 	uint64_t elements;
-	uint32_t subgroups;
-	uint32_t slots;
+	uint32_t subgroups;	/* each has a slot of its own */
+	uint32_t reserved;
 	uint64_t state_bytes;	/* of the tier */
 	uint64_t slot_bytes;	/* gradients in, parameters out */
 	uint64_t landing_bytes;	/* where micro-batches land before they are added; 0 if not ACCUMULATE */
@@ -429,9 +429,8 @@ int offstage_reload(struct offstage_optimizer *optimizer, uint32_t tensor);
  * Drains a tensor's gradient: a copy is put in line behind what the stream holds at this moment (stream NULL: the
  * gradient is there already), and the call returns. The gradient must stay untouched until offstage_drain_wait().
  * As it lands, its sum of squares is taken in a fixed tree in double, and, with ACCUMULATE, it is added to the sum of
- * this step's earlier ones in fp32.
- * -EALREADY: drained already and not ACCUMULATE; -EBUSY: the parameter's last refill isn't through, or no slot is
- * free and none can become free.
+ * this step's earlier ones in fp32. A copy into a slot whose last refill is still under way starts after it.
+ * -EALREADY: drained already and not ACCUMULATE.
  */
 int offstage_drain(struct offstage_optimizer *optimizer, uint32_t tensor, const void *grad,
 		   struct offstage_stream *stream);
@@ -488,10 +487,11 @@ int offstage_step(struct offstage_optimizer *optimizer, const struct offstage_st
 		  struct offstage_step_result *result);
 
 /*
- * Announces the next step's options before its gradients are drained: each subgroup is then updated and refilled as
- * soon as its gradients are complete, and offstage_step(optimizer, NULL, …) ends it. For steps with no clipping
- * (max_norm 0) whose gradients are applied as they are (APPLY_NONFINITE): -EINVAL else, because neither can be known
- * before the last gradient. -EBUSY: gradients have been drained already.
+ * Announces this step's options before its last gradients are drained: each subgroup is then updated and refilled as
+ * soon as the gradients of all its tensors have been drained once more, and offstage_step(optimizer, NULL, …) ends it.
+ * With ACCUMULATE, call it before the last micro-batch; without, before the first gradient (-EBUSY else). For steps
+ * with no clipping (max_norm 0) whose gradients are applied as they are (APPLY_NONFINITE): -EINVAL else, because
+ * neither can be known before the last gradient. Law 5 ends here: what was updated can't be taken back.
  */
 int offstage_step_early(struct offstage_optimizer *optimizer, const struct offstage_step_options *options);
 

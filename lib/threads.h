@@ -29,4 +29,10 @@ unsigned threads_count(const struct threads *threads);	/* the caller of threads_
  */
 void threads_run(struct threads *threads, void (*fn)(void *arg, size_t i), void *arg, size_t n);
 
+/*
+ * For a thread of the library that calls threads_run() often: pins it to the share's first CPU, on which no worker
+ * sits, and gives it the default floating-point environment.
+ */
+void threads_pin_self(const struct threads *threads);
+
 #endif
