@@ -413,7 +413,7 @@ struct offstage_optimizer_info {
 	uint64_t huge;		/* of all of these, bytes in huge pages */
 	uint64_t locked;
 	char tier[16];
-	char device[80];
+	char device[112];
 };
 int offstage_optimizer_info(struct offstage_optimizer *optimizer, struct offstage_optimizer_info *info);
 

@@ -4,7 +4,7 @@
  * be cuda.c) and one line in device.c. Called by the step engine and by the public stream functions.
  *
  * Order: what is put on one stream is done in order; an event is done when all that was on its stream when it was
- * recorded is done. A failed copy makes its event, and every later one on that stream, answer with the error.
+ * recorded is done. The error of a failed copy is handed to the next event recorded on that stream, and is over then.
  * Steady state allocates nothing (law 1): a stream and an event are made once and used again.
  */
 #ifndef DEVICE_H
@@ -22,7 +22,7 @@ struct offstage_device {
 	const struct device_ops *ops;
 	struct offstage *ctx;
 	_Atomic unsigned users;		/* streams and optimizers */
-	char name[80];
+	char name[112];
 };
 
 struct offstage_stream {
@@ -47,15 +47,13 @@ struct device_ops {
 	int (*event_record)(struct event *event, struct offstage_stream *stream);
 	int (*event_wait)(struct event *event);		/* the calling thread blocks; 0 or the stream's error */
 	int (*event_done)(struct event *event);		/* 1, 0, or the stream's error */
-	/* When the event was done, in now_ns() time (for a CUDA device: when it was seen done). */
+	/* When the event was done, in now_ns() time. */
 	uint64_t (*event_ns)(struct event *event);
 };
 
-int device_open(struct offstage *ctx, const struct offstage_device_options *options, struct offstage_device **device);
-/* A user more, a user less: a device with users can't be closed. */
-void device_use(struct offstage_device *device);
-void device_unuse(struct offstage_device *device);
-
 extern const struct device_ops host_ops;
+
+/* For tests: the nth copy from now on, of any host device, fails with -EIO and moves nothing. 0: none does. */
+void host_fail_copy(uint64_t n);
 
 #endif
