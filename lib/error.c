@@ -34,7 +34,7 @@ int fail_in(int err, const char *format, ...)
 	vsnprintf(sentence, sizeof(sentence), format, args);
 	va_end(args);
 	n = strlen(sentence);
-	snprintf(sentence + n, sizeof(sentence) - n, ": %s", below);
+	snprintf(sentence + n, sizeof(sentence) - n, ": %.*s", (int)(sizeof(sentence) - n - 3), below);
 	return err;
 }
 
