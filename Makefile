@@ -52,14 +52,14 @@ UNIT_BINS := $(UNIT_NAMES:%=$(BUILD)/unit/%)
 LIBS	= $(shell cat $(BUILD)/config.libs) -lm -pthread
 SO	:= $(BUILD)/liboffstage.so.$(SOVERSION)
 
-.PHONY: all help check check-unit check-python check-neon check-abi check-install bench install uninstall clean
+.PHONY: all help check check-unit check-python check-neon check-abi check-command check-install bench install uninstall clean
 .DELETE_ON_ERROR:
 all: $(SO) $(BUILD)/liboffstage.so $(BUILD)/liboffstage.a $(BUILD)/offstage
 
 help:
 	@echo 'all            library, static library and command under $(BUILD)/'
 	@echo 'check          every test that needs no other build; check-unit, check-python, check-neon, check-abi,'
-	@echo '               check-install are its parts (scripts/check also runs them under sanitizers and valgrind)'
+	@echo '               check-command, check-install are its parts (scripts/check also runs them under sanitizers and valgrind)'
 	@echo 'bench          benchmarks, JSON under $(BUILD)/bench/'
 	@echo 'install        PREFIX=$(PREFIX) DESTDIR=$(DESTDIR); uninstall takes back exactly that'
 
@@ -106,6 +106,7 @@ check: all
 	$(MAKE) check-unit
 	$(MAKE) check-neon
 	$(MAKE) check-abi
+	$(MAKE) check-command
 	$(MAKE) check-install
 	$(MAKE) check-python
 
@@ -130,8 +131,11 @@ check-neon: $(BUILD)/unit/adam_digest
 check-abi: all
 	@CC="$(CC)" scripts/run-abi $(BUILD)
 
+check-command: all
+	@scripts/run-command $(BUILD)
+
 check-install: all
-	@scripts/run-install $(BUILD)
+	@CC="$(CC)" MAKE="$(MAKE)" scripts/run-install $(BUILD)
 
 bench: all
 	@tests/bench/run $(BUILD)
