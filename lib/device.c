@@ -69,10 +69,8 @@ int offstage_stream_create(struct offstage_device *device, struct offstage_strea
 	ret = context_check(device->ctx);
 	if (!ret)
 		ret = device->ops->stream_create(device, out);
-	if (!ret) {
-		(*out)->device = device;
+	if (!ret)
 		device->users++;
-	}
 	return ret;
 }
 

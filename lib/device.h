@@ -17,7 +17,7 @@ enum direction { D2H, H2D };
 
 struct event;		/* a backend's own */
 
-/* The parts that every backend's device and stream begin with. */
+/* The parts that every backend's device and stream begin with. The backend sets name and stream.device. */
 struct offstage_device {
 	const struct device_ops *ops;
 	struct offstage *ctx;

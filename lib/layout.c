@@ -142,6 +142,13 @@ static int allocate_extent(struct offstage_optimizer *o, struct plan *p)
 		leaves += (p->tensors[i].count + ADAM_LEAF - 1) / ADAM_LEAF;
 	for (uint32_t i = o->n_segments; i < p->n_segments; i++)
 		checks += slot_pieces(p->segments[i].count) + 1;
+	/* The large things first: it is their failure that names a limit. */
+	ret = o->tier->create(o->ctx, p->state_bytes, p->n_subgroups - o->n_subgroups, &o->state_options, &e->tier);
+	if (ret)
+		return ret;
+	ret = offstage_buffer_create(o->ctx, p->slot_bytes, &o->staging_options, &e->slots);
+	if (ret)
+		return fail_in(ret, "slots of %u subgroups", p->n_subgroups - o->n_subgroups);
 	e->leaves = heap_alloc(leaves, sizeof(*e->leaves));
 	if (!e->leaves)
 		return -ENOMEM;
@@ -150,12 +157,6 @@ static int allocate_extent(struct offstage_optimizer *o, struct plan *p)
 		if (!e->checks)
 			return -ENOMEM;
 	}
-	ret = o->tier->create(o->ctx, p->state_bytes, p->n_subgroups - o->n_subgroups, &o->state_options, &e->tier);
-	if (ret)
-		return ret;
-	ret = offstage_buffer_create(o->ctx, p->slot_bytes, &o->staging_options, &e->slots);
-	if (ret)
-		return fail_in(ret, "slots of %u subgroups", p->n_subgroups - o->n_subgroups);
 
 	leaves = 0;
 	for (uint32_t i = o->n_tensors; i < p->n_tensors; i++) {

@@ -96,8 +96,6 @@ static int make_flight(struct offstage_optimizer *o, struct flight *f, uint32_t 
 		if (!ret)
 			ret = ops->event_create(o->device, &f->copy[i].end);
 	}
-	if (f->stream)
-		f->stream->device = o->device;
 	return ret;
 }
 
