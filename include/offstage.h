@@ -33,6 +33,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default)	/* exported, though the library is built with all else hidden */
+#endif
 
 #define OFFSTAGE_VERSION_MAJOR 0
 #define OFFSTAGE_VERSION_MINOR 1
@@ -549,6 +552,9 @@ void offstage_scaler_init(struct offstage_scaler *scaler);
 /* After each step: nonfinite backs off, growth_interval good steps in a row grow. */
 void offstage_scaler_update(struct offstage_scaler *scaler, int nonfinite);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif
