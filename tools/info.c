@@ -13,19 +13,19 @@ static void help(void)
 static void print_bytes(const char *name, uint64_t bytes)
 {
 	if (bytes >= (uint64_t)1 << 30)
-		printf("%-22s%.1f GiB", name, (double)bytes / (1u << 30));
+		printf("%-24s%.1f GiB", name, (double)bytes / (1u << 30));
 	else if (bytes >= 1u << 20)
-		printf("%-22s%.1f MiB", name, (double)bytes / (1u << 20));
+		printf("%-24s%.1f MiB", name, (double)bytes / (1u << 20));
 	else
-		printf("%-22s%llu KiB", name, (unsigned long long)bytes >> 10);
+		printf("%-24s%llu KiB", name, (unsigned long long)bytes >> 10);
 }
 
 static void print_info(const struct offstage_info *i)
 {
-	printf("%-22s%s\n", "version", i->version);
-	printf("%-22s%s\n", "provider", i->provider);
-	printf("%-22s%s (can run: %s)\n", "isa", i->isa, i->isas);
-	printf("%-22s%u (%s)\n", "threads", i->threads, i->threads_why);
+	printf("%-24s%s\n", "version", i->version);
+	printf("%-24s%s\n", "provider", i->provider);
+	printf("%-24s%s (can run: %s)\n", "isa", i->isa, i->isas);
+	printf("%-24s%u (%s)\n", "threads", i->threads, i->threads_why);
 	print_bytes("memory available", i->memory_available);
 	printf(" (%s)\n", i->memory_limit);
 	if (i->budget) {
@@ -33,7 +33,7 @@ static void print_info(const struct offstage_info *i)
 		putchar('\n');
 	}
 	if (i->memlock_limit == UINT64_MAX) {
-		printf("%-22sunlimited\n", "locked memory");
+		printf("%-24sunlimited\n", "locked memory");
 	} else {
 		print_bytes("locked memory", i->memlock_limit);
 		puts(" (ulimit -l)");
@@ -43,7 +43,7 @@ static void print_info(const struct offstage_info *i)
 	if (i->huge_page_size)
 		print_bytes("huge page", i->huge_page_size);
 	else
-		printf("%-22s%s", "huge page", "none");
+		printf("%-24s%s", "huge page", "none");
 	printf(" (transparent: %s, of files: %s)\n", i->thp, i->thp_shmem);
 	print_bytes("hugetlb free", i->hugetlb_free);
 	putchar('\n');
@@ -137,7 +137,7 @@ static int features(struct json *j)
 			continue;
 		}
 		snprintf(name, sizeof(name), "feature %s", f.name);
-		printf("%-22s%s%s%s\n", name, f.on ? "on" : "off", *f.why ? ": " : "", f.why);
+		printf("%-24s%s%s%s\n", name, f.on ? "on" : "off", *f.why ? ": " : "", f.why);
 	}
 }
 
@@ -152,7 +152,7 @@ static int device_name(struct offstage *ctx, struct json *j)
 	if (j)
 		json_string(j, "device", offstage_device_name(device));
 	else
-		printf("%-22s%s\n", "device", offstage_device_name(device));
+		printf("%-24s%s\n", "device", offstage_device_name(device));
 	return offstage_device_close(device);
 }
 

@@ -227,25 +227,25 @@ static void test_placement(struct selftest *s)
 	}
 }
 
-static void test_huge(struct selftest *s)
+static void test_huge(struct selftest *s, const char *name, uint32_t flags)
 {
-	struct offstage_buffer_options o = { .size = sizeof(o), .lock = OFFSTAGE_PREFER };
+	struct offstage_buffer_options o = { .size = sizeof(o), .flags = flags, .lock = OFFSTAGE_PREFER };
 	struct offstage_buffer_info info = { .size = sizeof(info) };
 	struct offstage_buffer *buffer;
 	unsigned int percent;
 
 	if (offstage_buffer_create(s->ctx, s->quick ? 4u << 20 : 64u << 20, &o, &buffer)) {
-		say(s, FAIL, "huge-pages", "%s", offstage_error());
+		say(s, FAIL, name, "%s", offstage_error());
 		return;
 	}
 	if (offstage_buffer_info(buffer, &info)) {
-		say(s, FAIL, "huge-pages", "%s", offstage_error());
+		say(s, FAIL, name, "%s", offstage_error());
 	} else {
 		percent = info.backed ? (unsigned int)(info.huge * 100 / info.backed) : 0;
 		if (percent >= 90)
-			say(s, OK, "huge-pages", "%u%% of a buffer (%s)", percent, info.memory);
+			say(s, OK, name, "%u%% of a buffer (%s)", percent, info.memory);
 		else
-			say(s, WARN, "huge-pages", "%u%% of a buffer (%s)%s%s", percent, info.memory, *info.why ? ": " : "",
+			say(s, WARN, name, "%u%% of a buffer (%s)%s%s", percent, info.memory, *info.why ? ": " : "",
 			    info.why);
 	}
 	offstage_buffer_close(buffer);
@@ -269,10 +269,6 @@ static void test_limits(struct selftest *s)
 		say(s, WARN, "transparent-huge", "off: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
 	else
 		say(s, OK, "transparent-huge", "%s", i->thp);
-	if (strcmp(i->thp_shmem, "never") == 0 || strcmp(i->thp_shmem, "deny") == 0)
-		say(s, WARN, "huge-files", "off, so buffers that other processes can map get base pages: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled");
-	else
-		say(s, OK, "huge-files", "%s", *i->thp_shmem ? i->thp_shmem : "unknown");
 	say(s, OK, "hugetlb", "%llu MiB reserved and free%s", (unsigned long long)i->hugetlb_free >> 20,
 	    i->hugetlb_free ? "" : "; none are needed while transparent huge pages can be had");
 	say(s, OK, "threads", "%u: %s", i->threads, i->threads_why);
@@ -374,7 +370,8 @@ int command_selftest(int argc, char **argv)
 	test_same_bits(&s);
 	test_step(&s);
 	test_placement(&s);
-	test_huge(&s);
+	test_huge(&s, "huge-pages", 0);
+	test_huge(&s, "huge-shareable", OFFSTAGE_BUFFER_SHAREABLE);
 	test_limits(&s);
 	offstage_close(s.ctx);
 	return s.failed ? STATUS_FAILED : 0;
