@@ -451,7 +451,8 @@ static void test_norm_and_clip_are_those_of_torch(void **unused)
 	options.max_norm = 0.5;
 	options.loss_scale = 4;
 	r = step_with(&m, &options);
-	assert_true(fabs(r.norm / (double)(sqrtl(sum) / 4) - 1) < 1e-14);
+	/* Under valgrind a long double is a double, and this plain sum the less precise of the two. */
+	assert_true(fabs(r.norm / (double)(sqrtl(sum) / 4) - 1) < (getenv("OFFSTAGE_UNDER_VALGRIND") ? 1e-11 : 1e-14));
 	assert_true(r.clip == 0.5 / (r.norm + 1e-6));
 	drain_all(&m);
 	options.max_norm = 1e6;
