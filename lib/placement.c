@@ -2,9 +2,10 @@
 /*
  * Placement: arithmetic on bytes and nodes. See placement.h.
  *
- * Weighted blocks are cut by one rule: with U grains to place and R rounds, the end of node i's block in round r lies
- * at floor(U * (r * W + w[0] + … + w[i]) / (R * W)) grains, W being the sum of the weights. So every node's sum is
- * within a grain per round of its share at any size, and exact when U is R * W: 12:5 over 17 grains is 12 and 5.
+ * Weighted blocks are cut by one rule: with U grains to place in R rounds, node i has floor(U * w[i] * r / (R * W)) of
+ * them after round r, W being the sum of the weights, and the few that rounding leaves go to the first nodes in the
+ * last round. So every node's sum is within a grain of its share at any size, and exact when U is a multiple of W:
+ * 12:5 over 17 grains is 12 and 5.
  */
 #include <string.h>
 #include "error.h"
@@ -73,26 +74,29 @@ static int add(struct placement_extent *extents, int n, uint64_t bytes, uint32_t
 static int plan_weighted(const struct placement *placement, uint64_t bytes, uint64_t grain,
 			 struct placement_extent *extents, uint32_t max)
 {
-	uint64_t units = bytes / grain + (bytes % grain != 0), weights = 0, rounds, at = 0, sum = 0;
+	uint64_t units = bytes / grain + (bytes % grain != 0), weights = 0, rounds, left = bytes, spare = units;
+	uint64_t taken[OFFSTAGE_NODES_MAX] = { 0 };
 	int n = 0;
 
 	for (uint32_t i = 0; i < placement->n; i++)
 		weights += placement->weights[i];
+	for (uint32_t i = 0; i < placement->n; i++)
+		spare -= (uint64_t)((unsigned __int128)units * placement->weights[i] / weights);
 	rounds = units / weights;
 	if (rounds > max / placement->n)
 		rounds = max / placement->n;
 	if (!rounds)
 		rounds = 1;
-	for (uint64_t r = 0; r < rounds; r++) {
+	for (uint64_t r = 1; r <= rounds; r++) {
 		for (uint32_t i = 0; i < placement->n; i++) {
-			uint64_t end;
+			uint64_t goal = (uint64_t)((unsigned __int128)units * placement->weights[i] * r / (rounds * weights));
+			uint64_t block = (goal - taken[i] + (r == rounds && i < spare)) * grain;
 
-			sum += placement->weights[i];
-			end = (uint64_t)((unsigned __int128)units * sum / (rounds * weights)) * grain;
-			if (end > bytes || r * placement->n + i + 1 == rounds * placement->n)
-				end = bytes;
-			n = add(extents, n, end - at, placement->nodes[i]);
-			at = end;
+			if (block > left)	/* the last grain needn't be whole */
+				block = left;
+			n = add(extents, n, block, placement->nodes[i]);
+			taken[i] = goal;
+			left -= block;
 		}
 	}
 	return n;
@@ -105,7 +109,7 @@ static int plan_spill(const struct placement *placement, uint64_t bytes, uint64_
 	int n = 0;
 
 	for (uint32_t i = 0; i < placement->n; i++) {
-		uint64_t fits = room[i] / grain * grain, take = left < room[i] ? left : fits;
+		uint64_t fits = room[i] / grain * grain, take = left <= room[i] ? left : fits;
 
 		all = all + fits < all ? UINT64_MAX : all + fits;
 		n = add(extents, n, take, placement->nodes[i]);

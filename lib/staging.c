@@ -348,6 +348,8 @@ int offstage_buffer_create(struct offstage *ctx, uint64_t bytes, const struct of
 	*out = NULL;
 	ret = context_check(ctx);
 	if (!ret)
+		ret = topology_check();
+	if (!ret)
 		ret = read_options(ctx, bytes, options, &request);
 	if (ret)
 		return ret;
@@ -379,6 +381,8 @@ int offstage_buffer_import(struct offstage *ctx, int fd, struct offstage_buffer 
 		return fail(-EINVAL, "there is no place for the buffer: pass a pointer to a struct offstage_buffer *");
 	*out = NULL;
 	ret = context_check(ctx);
+	if (!ret)
+		ret = topology_check();
 	if (ret)
 		return ret;
 	request.lock = ctx->lock;
@@ -480,6 +484,8 @@ int offstage_node_info(struct offstage *ctx, uint32_t index, struct offstage_nod
 	unsigned n;
 	int ret = context_check(ctx);
 
+	if (!ret)
+		ret = topology_check();
 	if (ret)
 		return ret;
 	n = topology_nodes(nodes, TOPOLOGY_NODES_MAX);

@@ -206,6 +206,22 @@ static void count_one(void *arg, unsigned number)
 	++*(unsigned *)arg;
 }
 
+int topology_check(void)
+{
+	struct lines lines;
+	int ret = lines_fact(&lines, "/proc/self/status");
+
+	if (ret == 0)
+		lines_close(&lines);
+	if (ret == -EMFILE)
+		return fail(ret, "this process has no more file descriptors, and one is needed to read limits: raise RLIMIT_NOFILE "
+			    "with `ulimit -n`, or close some");
+	if (ret == -ENFILE)
+		return fail(ret, "the system has no more file descriptors, and one is needed to read limits: raise "
+			    "/proc/sys/fs/file-max");
+	return 0;
+}
+
 /* ---- nodes --------------------------------------------------------------------------------------------------------- */
 
 struct numbers {

@@ -19,6 +19,9 @@
 /* Put before /proc and /sys paths; "" but in tests. */
 extern const char *topology_root;
 
+/* Can facts be read at all? -EMFILE, -ENFILE with a sentence: with no descriptor left, every limit would be unknown. */
+int topology_check(void);
+
 /* Node numbers with memory, ascending, at most max of them; returns how many there are. */
 unsigned topology_nodes(uint32_t *nodes, unsigned max);
 /* -ENODEV with a sentence: not online, or no memory. */
