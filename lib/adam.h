@@ -69,6 +69,19 @@ struct adam_ops {
 	void (*narrow[ADAM_DTYPES])(void *out, const float *x, size_t n);
 };
 
+/* One instance per combination of dtypes: X(grad, param, moments), and the table of what X made. */
+#define ADAM_COMBINATIONS(X) \
+	ADAM_COMBINATIONS_(X, 0, 0) ADAM_COMBINATIONS_(X, 0, 1) ADAM_COMBINATIONS_(X, 0, 2) \
+	ADAM_COMBINATIONS_(X, 1, 0) ADAM_COMBINATIONS_(X, 1, 1) ADAM_COMBINATIONS_(X, 1, 2) \
+	ADAM_COMBINATIONS_(X, 2, 0) ADAM_COMBINATIONS_(X, 2, 1) ADAM_COMBINATIONS_(X, 2, 2)
+#define ADAM_COMBINATIONS_(X, g, p) X(g, p, 0) X(g, p, 1) X(g, p, 2)
+#define ADAM_TABLE(name) { ADAM_TABLE_(name, 0), ADAM_TABLE_(name, 1), ADAM_TABLE_(name, 2) }
+#define ADAM_TABLE_(name, g) { \
+	{ name##g##00, name##g##01, name##g##02 }, { name##g##10, name##g##11, name##g##12 }, \
+	{ name##g##20, name##g##21, name##g##22 } }
+
+extern const struct adam_ops adam_c, adam_avx2, adam_avx512, adam_avx512bf16, adam_neon;
+
 /* Every implementation of this build, best first; NULL ends the list. */
 extern const struct adam_ops *const adam_all[];
 
