@@ -470,8 +470,9 @@ int offstage_buffer_nodes(struct offstage_buffer *buffer, uint64_t *bytes, uint3
 		return fail(-EINVAL, "there is no array for the bytes on %u nodes: pass one", n);
 	if (!HAVE_LIBNUMA)
 		return fail(-EOPNOTSUPP, "the nodes of pages can't be asked for: %s", LIBNUMA_WHY);
-	memset(bytes, 0, n * sizeof(*bytes));
-	if (!buffer->mapped)
+	if (n)
+		memset(bytes, 0, n * sizeof(*bytes));
+	if (!n || !buffer->mapped)
 		return 0;
 	whole.bytes = buffer->mapped;
 	return buffer->ops->nodes(buffer, &whole, 1, bytes, n, &elsewhere);

@@ -309,14 +309,14 @@ static int user_plan(struct staging_request *request)
 	request->backed = request->missing = round_up(request->bytes, request->page_size);
 	if (!request->bytes || request->huge == OFFSTAGE_NEVER)
 		return 0;
-	if (huge && request->bytes >= huge && !thp_off() && !shareable && shmem_way() == HUGE_NOT)
+	if (huge && request->backed >= huge && !thp_off() && !shareable && shmem_way() == HUGE_NOT)
 		request->memory = "private";
 	if (request->huge != OFFSTAGE_REQUIRE)
 		return 0;
 	if (thp_off())
 		return fail(-ENOSR, "huge pages were required and transparent ones are off: write madvise to "
 			    "/sys/kernel/mm/transparent_hugepage/enabled, or reserve hugetlb pages by vm.nr_hugepages");
-	if (request->bytes < huge)
+	if (request->backed < huge)
 		return fail(-ENOSR, "huge pages were required for %s, which is less than one of %s: ask for more, or for "
 			    "huge=prefer", BYTES(request->bytes), BYTES(huge));
 	if (shareable && shmem_way() == HUGE_NOT)
@@ -600,7 +600,7 @@ static int user_create(struct offstage_buffer *buffer, const struct staging_requ
 		return 0;
 	if (request->page_size > align)
 		align = request->page_size;
-	if (huge > align && request->bytes >= huge)
+	if (huge > align && request->backed >= huge)
 		align = huge;
 	ret = map(buffer, buffer->fd, request->backed, align);
 	if (ret)
@@ -674,7 +674,7 @@ static int user_import(struct offstage_buffer *buffer, int fd, const struct stag
 			    "`ulimit -n`, or close some", strerror(errno));
 	if (!request->backed)
 		return 0;
-	ret = map(buffer, buffer->fd, request->backed, align > ALIGN && request->bytes < align ? ALIGN : align);
+	ret = map(buffer, buffer->fd, request->backed, align > ALIGN && request->backed < align ? ALIGN : align);
 	if (ret == -EAGAIN)
 		ret = fail_in(-ENOMEM, "the file can't be mapped");
 	if (ret)

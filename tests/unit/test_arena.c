@@ -160,7 +160,7 @@ static void test_thousands_of_pieces_never_overlap_and_come_back_whole(void **un
 {
 	static struct piece pieces[PIECES];
 	struct offstage_arena *arena;
-	uint64_t used = 0, told, longest, size = 16 * MiB + 40;
+	uint64_t used = 0, told, longest, size = 8 * MiB + 40;
 	unsigned seed = 11, refused = 0;
 
 	(void)unused;
