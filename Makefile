@@ -117,7 +117,7 @@ check-python: all
 	@scripts/run-python
 
 # The arithmetic for another CPU, run under emulation, against this CPU's: the digests must be the same text.
-ADAM_PURE := $(filter-out lib/adam_call.c lib/adam_avx%.c lib/adam_neon.c,$(wildcard lib/adam*.c))
+ADAM_PURE := lib/error.c $(filter-out lib/adam_call.c lib/adam_avx%.c lib/adam_neon.c,$(wildcard lib/adam*.c))
 $(BUILD)/neon/adam_digest: tests/unit/adam_digest.c $(ADAM_PURE) lib/adam_neon.c $(wildcard lib/adam*.h) include/offstage.h Makefile
 	@mkdir -p $(@D)
 	$(CROSS_AARCH64) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE -Iinclude -Ilib $(ARITHMETIC) -static -o $@ $< $(ADAM_PURE) \
