@@ -20,6 +20,7 @@
 #include "device.h"
 #include "error.h"
 #include "heap.h"
+#include "threads.h"
 #include "trace.h"
 
 #define QUEUE 512			/* operations on one stream */
@@ -224,13 +225,12 @@ static int host_stream_create(struct offstage_device *device, struct offstage_st
 	pthread_mutex_init(&stream->lock, NULL);
 	pthread_cond_init(&stream->more, NULL);
 	pthread_cond_init(&stream->room, NULL);
-	err = pthread_create(&stream->thread, NULL, stream_thread, stream);
+	err = thread_start(&stream->thread, "offstage-copy", stream_thread, stream);
 	if (err) {
 		heap_free(stream);
 		return fail(-err, "a stream needs a copy thread, which couldn't be started (%s): raise RLIMIT_NPROC or the "
 			    "cgroup's pids.max", strerror(err));
 	}
-	pthread_setname_np(stream->thread, "offstage-copy");
 	count(&device->ctx->trace.counters.threads, 1);
 	*out = &stream->base;
 	return 0;

@@ -119,12 +119,11 @@ static int start_threads(struct offstage_optimizer *o)
 	static const char *const names[] = { "offstage-drain", "offstage-step", "offstage-refill" };
 
 	while (o->started < 3) {
-		int err = pthread_create(&o->threads[o->started], NULL, bodies[o->started], o);
+		int err = thread_start(&o->threads[o->started], names[o->started], bodies[o->started], o);
 
 		if (err)
 			return fail(-err, "an optimizer needs 3 threads and %u could be started (%s): raise RLIMIT_NPROC or the cgroup's "
 				    "pids.max", o->started, strerror(err));
-		pthread_setname_np(o->threads[o->started], names[o->started]);
 		count(&o->ctx->trace.counters.threads, 1);
 		o->started++;
 	}

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -42,6 +43,20 @@ struct threads {
 
 	_Atomic size_t next;	/* ticket */
 };
+
+int thread_start(pthread_t *thread, const char *name, void *(*body)(void *arg), void *arg)
+{
+	sigset_t all, before;
+	int err;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	err = pthread_create(thread, NULL, body, arg);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (!err)
+		pthread_setname_np(*thread, name);
+	return err;
+}
 
 static void draw(struct threads *threads)
 {
@@ -234,14 +249,13 @@ int threads_create(unsigned wanted, struct trace *trace, struct threads **out, c
 	while (started + 1 < threads->count) {
 		cpu_set_t one;
 
-		err = pthread_create(&threads->workers[started], NULL, worker, threads);
+		err = thread_start(&threads->workers[started], "offstage-update", worker, threads);
 		if (err)
 			break;
 		/* More threads than CPUs were asked for: pinning two to one CPU is still better than letting them roam. */
 		CPU_ZERO(&one);
 		CPU_SET(threads->cpus[(started + 1) % cpus], &one);
 		pthread_setaffinity_np(threads->workers[started], sizeof(one), &one);
-		pthread_setname_np(threads->workers[started], "offstage-update");
 		started++;
 		count(&trace->counters.threads, 1);
 	}

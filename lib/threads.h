@@ -6,11 +6,18 @@
 #ifndef THREADS_H
 #define THREADS_H
 
-#include <stddef.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 
 struct threads;
 struct trace;
+
+/*
+ * Starts one thread, as every thread of the library is: under its name, and with all signals blocked, because signals
+ * of the program belong to its own threads. Returns 0 or a positive error number.
+ */
+int thread_start(pthread_t *thread, const char *name, void *(*body)(void *arg), void *arg);
 
 /*
  * Starts the pool. wanted 0: the CPUs of the affinity mask (this rank's share, if local ranks share one mask), no more

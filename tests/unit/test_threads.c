@@ -3,6 +3,7 @@
 #include <fenv.h>
 #include <float.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -184,6 +185,29 @@ static void test_a_pinned_caller_does_not_shrink_the_pool(void **unused)
 	assert_int_equal(pinned, whole);
 }
 
+static void *blocked_signals(void *arg)
+{
+	pthread_sigmask(SIG_BLOCK, NULL, arg);
+	return NULL;
+}
+
+static void test_signals_stay_with_the_programs_own_threads(void **unused)
+{
+	static const int signals[] = { SIGINT, SIGTERM, SIGCHLD, SIGALRM, SIGUSR1, SIGPROF };
+	sigset_t before, after, inside;
+	pthread_t thread;
+
+	(void)unused;
+	pthread_sigmask(SIG_BLOCK, NULL, &before);
+	assert_int_equal(thread_start(&thread, "offstage-test", blocked_signals, &inside), 0);
+	pthread_join(thread, NULL);
+	pthread_sigmask(SIG_BLOCK, NULL, &after);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++) {
+		assert_true(sigismember(&inside, signals[i]));
+		assert_int_equal(sigismember(&after, signals[i]), sigismember(&before, signals[i]));
+	}
+}
+
 static void test_too_many_threads_are_refused(void **unused)
 {
 	struct threads *threads;
@@ -201,6 +225,7 @@ int main(void)
 		cmocka_unit_test_setup(test_number_is_that_of_the_mask, clean_environment),
 		cmocka_unit_test_setup(test_local_ranks_share_one_mask, clean_environment),
 		cmocka_unit_test_setup(test_a_pinned_caller_does_not_shrink_the_pool, clean_environment),
+		cmocka_unit_test_setup(test_signals_stay_with_the_programs_own_threads, clean_environment),
 		cmocka_unit_test_setup(test_too_many_threads_are_refused, clean_environment),
 	};
 
