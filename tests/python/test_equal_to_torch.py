@@ -25,9 +25,8 @@ def close(a, b):
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
 @pytest.mark.parametrize("options", [{}, dict(weight_decay=0.1), dict(weight_decay=0.0, eps=1e-5, betas=(0.8, 0.95)),
-                                     dict(maximize=True), dict(lr=0.0), dict(lr=torch.tensor(1e-3)),
-                                     dict(betas=(0.0, 0.0))],
-                         ids=["defaults", "decay", "betas", "maximize", "lr0", "tensor-lr", "betas0"])
+                                     dict(maximize=True), dict(lr=0.0), dict(lr=torch.tensor(1e-3))],
+                         ids=["defaults", "decay", "betas", "maximize", "lr0", "tensor-lr"])
 def test_fp32_training_is_torchs(model, name, options):
     ours, theirs = twins(model)
     a = getattr(offstage, name)(ours.parameters(), **options)
@@ -39,6 +38,20 @@ def test_fp32_training_is_torchs(model, name, options):
     for one, other in zip(a.state_dict()["state"].values(), b.state_dict()["state"].values()):
         assert one["step"] == other["step"] == 20
         assert close(one["exp_avg"], other["exp_avg"]) and close(one["exp_avg_sq"], other["exp_avg_sq"])
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_betas_of_zero_are_torchs(name):
+    """Every update is then of length lr, so a model's own rounding would be blown up: here gradients are given."""
+    start = torch.linspace(-1, 1, 501)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    a, b = (getattr(m, name)([p], betas=(0.0, 0.0)) for m, p in ((offstage, ours), (torch.optim, theirs)))
+    for seed in range(10):
+        set_gradients([ours], seed)
+        set_gradients([theirs], seed)
+        a.step()
+        b.step()
+    assert close(ours, theirs)
 
 
 def test_defaults_are_torchs(model):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """shard=True: two ranks with half of the state each train as one process with all of it. Over gloo, on this machine."""
 
+import json
 import os
 import pickle
+import select
 import subprocess
 import sys
 import textwrap
@@ -17,8 +19,9 @@ from training import loss_of  # noqa: E402
 if not (torch.distributed.is_available() and getattr(torch.distributed, "is_gloo_available", lambda: True)()):
     pytest.skip("this torch has no gloo", allow_module_level=True)
 
-HEADER = """
-import pickle, sys, warnings
+# What each rank runs: it joins the others, and then executes the scripts that it is sent, one per line.
+RANK = """
+import json, pickle, sys, traceback, warnings
 import torch, torch.distributed as dist
 import offstage
 from offstage import shard
@@ -48,34 +51,77 @@ def done(result):
     with open(f"{where}/{rank}", "wb") as file:
         pickle.dump(result, file)
     dist.barrier()
+
+for line in sys.stdin:
+    try:
+        exec(json.loads(line), dict(globals()))
+        answer = ""
+    except BaseException:
+        answer = traceback.format_exc()
+    print(json.dumps(answer), flush=True)
+dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def ranks(tmp_path):
-    """Runs a script on every rank; gives what each passed to done()."""
-    count = 0
+class Ranks:
+    """A group of processes, started once: importing torch takes longer than a test."""
 
-    def run(script, world=2):
-        nonlocal count
-        count += 1
-        where = tmp_path / str(count)
-        where.mkdir()
+    def __init__(self, world, where):
+        self.where = where
         environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", OFFSTAGE_LOCAL_SIZE=str(world),
                            PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-        processes = [subprocess.Popen([sys.executable, "-c", HEADER + textwrap.dedent(script), str(rank), str(world),
-                                       str(where)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                      text=True) for rank in range(world)]
-        outputs = []
-        try:
-            for process in processes:
-                outputs.append(process.communicate(timeout=120)[0])
-        finally:
-            for process in processes:
+        self.processes = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(world), str(where)], env=environment,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                          for rank in range(world)]
+
+    def run(self, script):
+        """Gives what each rank passed to done(), or fails with the first rank's traceback."""
+        for process in self.processes:
+            process.stdin.write(json.dumps(textwrap.dedent(script)) + "\n")
+            process.stdin.flush()
+        # One that failed leaves the others waiting for it in a collective: whoever answers first is heard first.
+        waiting = {process.stdout: process for process in self.processes}
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], 120)
+            assert ready, "the ranks hang"
+            for stream in ready:
+                line = stream.readline()
+                assert line, f"a rank ended with status {waiting[stream].wait()}"
+                answer = json.loads(line)
+                assert not answer, answer
+                del waiting[stream]
+        return [pickle.loads((self.where / str(rank)).read_bytes()) for rank in range(len(self.processes))]
+
+    def close(self, broken):
+        for process in self.processes:
+            if broken:
                 process.kill()
-        for process, output in zip(processes, outputs):
-            assert process.returncode == 0, output
-        return [pickle.loads((where / str(rank)).read_bytes()) for rank in range(world)]
+            process.stdin.close()
+            process.wait(60)
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    started = {}
+    yield started, tmp_path_factory
+    for group in started.values():
+        group.close(broken=False)
+
+
+@pytest.fixture
+def ranks(groups):
+    """Runs a script on every rank of a group; gives what each passed to done()."""
+    started, directories = groups
+
+    def run(script, world=2):
+        if world not in started:
+            started[world] = Ranks(world, directories.mktemp("ranks"))
+        try:
+            return started[world].run(script)
+        except BaseException:
+            started.pop(world).close(broken=True)
+            raise
 
     return run
 
