@@ -54,19 +54,22 @@ class Ours:
         self.info = _lib.Info()
         _lib.lib.offstage_info(self.context, ctypes.byref(self.info))
         n, size = grad.numel(), grad.element_size()
+        # Pages between the arrays keep them out of one another's cache sets, as the peers' separate allocations are.
+        gap = 5 * 4096
+        ends = [0]
+        for each in (4, 4, 4, size, size):
+            ends.append((ends[-1] + n * each + 4095) // 4096 * 4096 + gap)
         self.buffer = ctypes.c_void_p()
-        _lib.lib.offstage_buffer_create(self.context, n * (12 + 2 * size), None, ctypes.byref(self.buffer))
+        _lib.lib.offstage_buffer_create(self.context, ends[-1], None, ctypes.byref(self.buffer))
         base = _lib.lib.offstage_buffer_data(self.buffer)
         self.group = _lib.Group(lr=LR, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=DECAY)
         dtype = _lib.BF16 if grad.dtype == torch.bfloat16 else _lib.F32
         self.adam = _lib.Adam(n=n, moment_dtype=_lib.F32, grad_dtype=dtype, param_dtype=dtype,
                               group=ctypes.pointer(self.group), t=0)
-        for name, at in (("master", 0), ("exp_avg", 4 * n), ("exp_avg_sq", 8 * n), ("grad", 12 * n),
-                         ("param", (12 + size) * n)):
+        for name, at in zip(("master", "exp_avg", "exp_avg_sq", "grad", "param"), ends):
             kind = dict(_lib.Adam._fields_)[name]
             setattr(self.adam, name, ctypes.cast(base + at, kind) if kind is not ctypes.c_void_p else base + at)
-        ctypes.memmove(base + 12 * n, grad.data_ptr(), n * size)
-        ctypes.memset(base, 0, 12 * n)
+        ctypes.memmove(base + ends[3], grad.data_ptr(), n * size)
 
     def step(self):
         self.adam.flags = 0
