@@ -243,6 +243,15 @@ static int verify(struct offstage_buffer *buffer, const struct staging_request *
 		return fail(-EREMOTEIO, "%s of a buffer of %s were found on node %u, which wasn't asked for: node %u is too full or "
 			    "its memory is movable, free memory there or use another node", BYTES(bytes[node]),
 			    BYTES(buffer->mapped), node, placement->nodes[0]);
+	for (uint32_t i = 0; i < placement->n && placement->kind == OFFSTAGE_INTERLEAVE; i++) {
+		/* Huge and base pages take turns apart, and begin anywhere. */
+		uint64_t share = buffer->mapped / placement->n, least = share - share / 4;
+
+		if (bytes[placement->nodes[i]] + 2 * HUGE_PAGE < least && buffer->info.locked)
+			return fail(-EREMOTEIO, "node %u has %s of a buffer of %s that %u nodes should share: it is too full, free "
+				    "memory there or leave it out", placement->nodes[i], BYTES(bytes[placement->nodes[i]]),
+				    BYTES(buffer->mapped), placement->n);
+	}
 	if (elsewhere)
 		return fail(-EREMOTEIO, "%s of a buffer of %s were found on another of the nodes named than their own: automatic "
 			    "NUMA balancing or another program moved them, see /proc/sys/kernel/numa_balancing",

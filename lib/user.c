@@ -465,18 +465,38 @@ static uint64_t to_collapse(const struct populate *populate, const char *piece, 
 	return piece < end ? least(bytes, (uint64_t)(end - piece)) : 0;
 }
 
+/*
+ * The page of a block that decides on which node the collapsed block lies. Taking turns, the kernel takes node number
+ * `page % n` of n for a base page, where a huge one would have `block % n`: all first pages of blocks are on one node
+ * when n is even. So the page whose turn it is for the block.
+ */
+static uint64_t deciding_page(const struct populate *populate, uint64_t block)
+{
+	const struct placement *placement = &populate->request->placement;
+	uint64_t pages = populate->huge / base_page(), n = placement->n;
+
+	if (placement->kind != OFFSTAGE_INTERLEAVE)
+		return 0;
+	return (block % n + n - block * pages % n) % n;
+}
+
+static void collapse(const struct populate *populate, char *piece, uint64_t bytes)
+{
+	uint64_t block = (uint64_t)(piece - populate->start) / populate->huge;
+
+	for (uint64_t at = 0; at < bytes; at += populate->huge, block++)
+		touch(piece + at + deciding_page(populate, block) * base_page(), 1, 1);
+	/* Blocks that weren't had become base pages after this; the info says how many were had. */
+	if (bytes)
+		madvise(piece, bytes, MADV_COLLAPSE);
+}
+
 static int populate_piece(void *arg, char *piece, uint64_t bytes)
 {
 	const struct populate *populate = arg;
-	uint64_t collapse;
 
-	if (populate->plan->way == HUGE_COLLAPSE) {
-		collapse = to_collapse(populate, piece, bytes);
-		touch(piece, collapse, populate->huge);
-		/* Blocks that weren't had become base pages below; the info says how many were had. */
-		if (collapse)
-			madvise(piece, collapse, MADV_COLLAPSE);
-	}
+	if (populate->plan->way == HUGE_COLLAPSE)
+		collapse(populate, piece, to_collapse(populate, piece, bytes));
 	return populate_range(piece, bytes);
 }
 
@@ -521,15 +541,37 @@ static int not_locked(struct offstage_buffer *buffer, uint32_t lock, int err)
 		    BYTES(buffer->mapped), strerror(err), limit == UINT64_MAX ? "unlimited" : BYTES(limit));
 }
 
+/*
+ * Before populating: pages are locked as they come, by all threads that bring them. 1: the kernel, or what emulates
+ * it, can't do that, and lock_late() has to be called after it.
+ */
 static int lock(struct offstage_buffer *buffer, const struct staging_request *request)
 {
 	if (request->lock == OFFSTAGE_NEVER)
 		return 0;
 	/* Pooled pages are never swapped; mlock would only check a limit that they don't count against. */
 	if (!request->pooled && mlock2(buffer->data, buffer->mapped, MLOCK_ONFAULT) < 0)
+		return errno == ENOSYS || errno == EINVAL ? 1 : not_locked(buffer, request->lock, errno);
+	buffer->info.locked = buffer->mapped;
+	return 0;
+}
+
+static int lock_late(struct offstage_buffer *buffer, const struct staging_request *request)
+{
+	if (mlock(buffer->data, buffer->mapped) < 0)
 		return not_locked(buffer, request->lock, errno);
 	buffer->info.locked = buffer->mapped;
 	return 0;
+}
+
+/* Both, around populating. */
+static int fill(struct offstage_buffer *buffer, const struct staging_request *request, const struct huge_plan *plan)
+{
+	int late = lock(buffer, request), ret = late < 0 ? late : populate(buffer, request, plan);
+
+	if (!ret && late)
+		ret = lock_late(buffer, request);
+	return ret;
 }
 
 /* ---- what was got --------------------------------------------------------------------------------------------------------------- */
@@ -619,10 +661,7 @@ static int user_create(struct offstage_buffer *buffer, const struct staging_requ
 		goto out;
 	plan_huge(&plan, buffer, request);
 	hint(buffer, request, &plan);
-	ret = lock(buffer, request);
-	if (ret)
-		goto out;
-	ret = populate(buffer, request, &plan);
+	ret = fill(buffer, request, &plan);
 	if (ret)
 		goto out;
 	ret = measure(buffer);
@@ -679,11 +718,8 @@ static int user_import(struct offstage_buffer *buffer, int fd, const struct stag
 		ret = fail_in(-ENOMEM, "the file can't be mapped");
 	if (ret)
 		goto out;
-	ret = lock(buffer, request);
-	if (ret)
-		goto out;
 	/* Mapped now, so that using it never faults; huge pages are mapped as such where the maker got them. */
-	ret = populate(buffer, request, &plan);
+	ret = fill(buffer, request, &plan);
 	if (ret == -EAGAIN)
 		ret = -ENOMEM;
 	if (!ret)
