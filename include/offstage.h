@@ -222,7 +222,8 @@ struct offstage_buffer_options {
  * -EDQUOT: the context's budget; -EPERM: RLIMIT_MEMLOCK; -ENOMEM: memory, cgroup, node, or hugetlb pages;
  * -EXDEV: a node is outside the process's cpuset; -ENODEV: no such node, or it has no memory;
  * -EOPNOTSUPP: node has movable memory only, or this build can't place; -EINVAL: options;
- * -EREMOTEIO: pages were found on another node after locking; -ENOSR: huge pages were required and not got.
+ * -EREMOTEIO: pages were found on another node after locking; -ENOSR: huge pages were required and not got;
+ * -EMFILE, -ENFILE: descriptors; -EFBIG: RLIMIT_FSIZE.
  */
 int offstage_buffer_create(struct offstage *ctx, uint64_t bytes, const struct offstage_buffer_options *options,
 			   struct offstage_buffer **buffer);

@@ -5,11 +5,11 @@
  */
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include "heap.h"
 #include "populate.h"
+#include "threads.h"
 #include "topology.h"
 
 #define PIECE ((uint64_t)32 << 20)	/* about 2 ms of zeroing: long beside a ticket, short beside a buffer */
@@ -60,7 +60,6 @@ static void *populate_thread(void *arg)
 {
 	struct populate_thread *self = arg;
 
-	pthread_setname_np(pthread_self(), "offstage-fill");
 	if (CPU_COUNT(&self->cpus))
 		pthread_setaffinity_np(pthread_self(), sizeof(self->cpus), &self->cpus);
 	work(self->job, self->node);
@@ -93,7 +92,7 @@ static unsigned start_threads(struct populate_job *job, struct populate_thread *
 		wanted = (unsigned)((bytes + PIECE - 1) / PIECE);
 	for (; wanted && n < THREADS_MAX; wanted--, n++) {
 		threads[n] = (struct populate_thread){ .job = job, .node = node, .cpus = cpus };
-		if (pthread_create(&threads[n].thread, NULL, populate_thread, &threads[n]))
+		if (thread_start(&threads[n].thread, "offstage-fill", populate_thread, &threads[n]))
 			break;
 	}
 	return n;
@@ -105,7 +104,6 @@ int populate_run(char *start, const struct placement_extent *extents, int n, str
 	struct populate_job job = { .start = start, .extents = extents, .n = n, .fn = fn, .arg = arg };
 	struct populate_thread *threads = NULL;
 	unsigned n_threads = 0, quota;
-	sigset_t all, before;
 	uint64_t total = 0;
 
 	for (int k = 0; k < n; k++)
@@ -113,9 +111,6 @@ int populate_run(char *start, const struct placement_extent *extents, int n, str
 	if (total >= 2 * PIECE)
 		threads = heap_alloc(THREADS_MAX, sizeof(*threads));
 	if (threads) {
-		/* Signals of the program belong to its own threads. */
-		sigfillset(&all);
-		pthread_sigmask(SIG_BLOCK, &all, &before);
 		quota = topology_cpu_quota();
 		for (int k = 0; k < n; k++) {
 			uint64_t bytes = 0;
@@ -130,7 +125,6 @@ int populate_run(char *start, const struct placement_extent *extents, int n, str
 			if (!seen)
 				n_threads = start_threads(&job, threads, n_threads, extents[k].node, bytes, quota);
 		}
-		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		count(&counters->threads, n_threads);
 	}
 	/*
