@@ -23,6 +23,8 @@ class _Memory:
     def __init__(self, handle):
         self.handle = handle
         self.close = weakref.finalize(self, lib.offstage_buffer_close, handle)
+        # Views may outlive the interpreter's last words; at exit the memory goes with the process.
+        self.close.atexit = False
 
 
 class Buffer:
