@@ -165,6 +165,7 @@ struct offstage_optimizer {
 	/* update: subgroups in the order in which they are worked on */
 	uint32_t *queue;
 	uint32_t queue_head, queue_tail;
+	bool updating;			/* the one at queue_head */
 	bool early;			/* offstage_step_early() was called for this step */
 	double early_loss_scale;
 	uint64_t step_begin_ns;		/* 0: none is under way */

@@ -39,12 +39,15 @@ void refill_issue(struct offstage_optimizer *o)
 	}
 }
 
-/* How much of [begin, end) an update was under way, too. Both kinds of span come in order of time. Lock held. */
+/*
+ * How much of [begin, end) an update was under way, too: those that have ended, and the one that is running. Both kinds
+ * of span come in order of time. Lock held.
+ */
 static uint64_t overlap(struct offstage_optimizer *o, uint64_t begin, uint64_t end)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t i = o->overlap_at; i < o->queue_head; i++) {
+	for (uint32_t i = o->overlap_at; i < o->queue_head + o->updating; i++) {
 		uint64_t from = o->update_begin_ns[i] > begin ? o->update_begin_ns[i] : begin;
 		uint64_t to = o->update_end_ns[i] < end ? o->update_end_ns[i] : end;
 

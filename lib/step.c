@@ -154,9 +154,12 @@ void *update_thread(void *arg)
 			next->tier->ops->prefetch(next->tier, next->place);
 		}
 		slot_move(o, subgroup, g->slot == SLOT_FREE ? SLOT_FREE : SLOT_FULL, SLOT_IN_USE);
+		begin = now_ns();
+		o->update_begin_ns[at] = begin;
+		o->update_end_ns[at] = UINT64_MAX;
+		o->updating = true;
 		pthread_mutex_unlock(&o->lock);
 
-		begin = now_ns();
 		ret = update_subgroup(o, subgroup);
 		end = now_ns();
 		trace_span(&o->ctx->trace, "update", "update", subgroup, g->elements, begin, end);
@@ -165,7 +168,7 @@ void *update_thread(void *arg)
 		pthread_mutex_lock(&o->lock);
 		if (ret)
 			optimizer_set_fault(o, ret, "%s", offstage_error());
-		o->update_begin_ns[at] = begin;
+		o->updating = false;
 		o->update_end_ns[at] = end;
 		o->queue_head++;
 		hand_on(o, subgroup);

@@ -1098,12 +1098,14 @@ static void test_reserved_hugetlb_pages_come_first(void **unused)
 	static const char pool[] = "/proc/sys/vm/nr_hugepages";
 	struct offstage_buffer *buffer, *twin;
 	struct offstage_buffer_info info;
-	char before[32];
+	char before[32], wanted[32];
+	unsigned pages = 24 * topology_nodes(NULL, 0);	/* the kernel spreads them */
 
 	(void)unused;
+	snprintf(wanted, sizeof(wanted), "%u", pages);
 	if (!getenv("OFFSTAGE_TEST_SYSTEM"))
 		SKIP("it would reserve hugetlb pages on this machine: set OFFSTAGE_TEST_SYSTEM=1 to allow it");
-	if (!set_system(pool, "24", before, sizeof(before)) || topology_hugetlb_free() < 24 * HUGE) {
+	if (!set_system(pool, wanted, before, sizeof(before)) || topology_hugetlb_free() < pages * HUGE) {
 		set_system(pool, before, NULL, 0);
 		SKIP("hugetlb pages couldn't be reserved");
 	}

@@ -772,11 +772,29 @@ static void test_stream_waits_for_a_parameter(void **unused)
 	model_close(&m);
 }
 
+/* How long an update and a refill were under way together, by the spans themselves. */
+static uint64_t overlap_of_spans(const struct trace *trace)
+{
+	uint64_t both = 0;
+
+	for (uint32_t i = 0; i < trace->n; i++)
+		for (uint32_t k = 0; k < trace->n; k++) {
+			const struct trace_span *a = &trace->spans[i], *b = &trace->spans[k];
+			uint64_t from = a->begin_ns > b->begin_ns ? a->begin_ns : b->begin_ns;
+			uint64_t to = a->end_ns < b->end_ns ? a->end_ns : b->end_ns;
+
+			if (strcmp(a->track, "update") == 0 && strcmp(b->track, "refill") == 0 && from < to)
+				both += to - from;
+		}
+	return both;
+}
+
 #define MANY 12
 
 /* Equal tensors, each a subgroup of its own, on a slow link; spans of the trace say what happened when. */
 static void ordered_step(const uint32_t *order, uint32_t n, uint32_t *refilled, bool *overlapped)
 {
+	struct offstage_stats stats = { .size = sizeof(stats) };
 	struct offstage_device_options link = { .size = sizeof(link), .h2d_bytes_per_s = 100000000 };
 	struct offstage_options open = { .size = sizeof(open), .lock = OFFSTAGE_PREFER };
 	struct offstage_optimizer_options oo = { .size = sizeof(oo), .subgroup = 200000 };
@@ -822,6 +840,8 @@ static void ordered_step(const uint32_t *order, uint32_t n, uint32_t *refilled, 
 			last_update = span->end_ns;
 	}
 	assert_int_equal(at, MANY);
+	OK(offstage_stats(ctx, &stats));
+	assert_int_equal(stats.overlap_ns, overlap_of_spans(&ctx->trace));
 	*overlapped = first_refill < last_update;
 	offstage_optimizer_close(o);
 	OK(offstage_device_close(device));
@@ -917,6 +937,19 @@ static void test_drain_may_run_into_the_last_refill(void **unused)
 
 /* ---- law 1 --------------------------------------------------------------------------------------------------------------------- */
 
+static bool numa_balancing(void)
+{
+	FILE *file = fopen("/proc/sys/kernel/numa_balancing", "r");
+	int on = 0;
+
+	if (file) {
+		if (fscanf(file, "%d", &on) != 1)
+			on = 0;
+		fclose(file);
+	}
+	return on && access("/sys/devices/system/node/node1", F_OK) == 0;
+}
+
 static void test_steps_after_the_first_allocate_pin_and_fault_nothing(void **unused)
 {
 	struct offstage_stats before = { .size = sizeof(before) }, after = { .size = sizeof(after) };
@@ -927,6 +960,8 @@ static void test_steps_after_the_first_allocate_pin_and_fault_nothing(void **unu
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 	SKIP("a sanitizer's shadow memory faults on its own");
 #endif
+	if (numa_balancing())
+		SKIP("NUMA balancing unmaps the test's own memory to see who uses it (kernel.numa_balancing)");
 	if (getenv("OFFSTAGE_UNDER_VALGRIND"))
 		SKIP("valgrind's own memory faults");
 	model_open(&m, &s);
