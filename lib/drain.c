@@ -134,7 +134,7 @@ void *drain_thread(void *arg)
 	const struct device_ops *ops = o->device->ops;
 	struct trace *trace = &o->ctx->trace;
 
-	threads_pin_self(o->ctx->threads);
+	threads_seat_self(o->ctx->threads);
 	pthread_mutex_lock(&o->lock);
 	for (;;) {
 		struct flight *f = &o->drains;

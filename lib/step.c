@@ -133,7 +133,7 @@ void *update_thread(void *arg)
 {
 	struct offstage_optimizer *o = arg;
 
-	threads_pin_self(o->ctx->threads);
+	threads_seat_self(o->ctx->threads);
 	pthread_mutex_lock(&o->lock);
 	for (;;) {
 		uint32_t at, subgroup;

@@ -28,7 +28,7 @@
 struct threads {
 	unsigned count;		/* the caller included */
 	pthread_t *workers;	/* count - 1 of them */
-	uint16_t cpus[THREADS_MAX];	/* of the share, in order; worker i is pinned to cpus[i + 1] */
+	cpu_set_t share;	/* CPUs that are this process's to use */
 
 	pthread_mutex_t turn;	/* callers of threads_run, one after another */
 
@@ -169,8 +169,8 @@ static void process_mask(cpu_set_t *mask)
 		CPU_SET(0, mask);
 }
 
-/* Fills cpus with this process's share and returns how many; why says how that came about. */
-static unsigned share(uint16_t *cpus, char *why, size_t size)
+/* This process's share of the CPUs, and how many threads it is good for; why says how that came about. */
+static unsigned share(cpu_set_t *cpus, char *why, size_t size)
 {
 	static const char *const size_names[] = { "OFFSTAGE_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
 		"MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", NULL };
@@ -181,48 +181,72 @@ static unsigned share(uint16_t *cpus, char *why, size_t size)
 	long rank = environment_number(rank_names, 0, &rank_from);
 	long online = sysconf(_SC_NPROCESSORS_ONLN);
 	unsigned quota = topology_cpu_quota();
-	unsigned n = 0, first, last, allowed;
+	unsigned first, last, allowed, n;
 	cpu_set_t mask;
 
 	process_mask(&mask);
 	allowed = (unsigned)CPU_COUNT(&mask);
 	first = 0;
-	last = allowed;
+	last = n = allowed;
 	/* A launcher that bound each rank to CPUs of its own has done the division: then all of the mask is ours. */
 	if (ranks > 1 && rank >= 0 && rank < ranks && (long)allowed * ranks > online) {
 		first = (unsigned)((unsigned long)allowed * (unsigned long)rank / (unsigned long)ranks);
 		last = (unsigned)((unsigned long)allowed * (unsigned long)(rank + 1) / (unsigned long)ranks);
 		if (first == last)
 			last = first + 1;	/* more ranks than CPUs: they share, one thread each */
+		n = last - first;
 		snprintf(why, size, "rank %ld of %ld (%s) on a mask of %u CPUs", rank, ranks, size_from, allowed);
 	} else if (ranks > 1 && (long)allowed * ranks > online) {
-		last = allowed / (unsigned)ranks ? allowed / (unsigned)ranks : 1;
+		/* Which CPUs are ours isn't known: the whole mask, with fewer threads. */
+		n = allowed / (unsigned)ranks ? allowed / (unsigned)ranks : 1;
 		snprintf(why, size, "one of %ld local ranks (%s; no rank given) on a mask of %u CPUs", ranks, size_from, allowed);
 	} else {
 		snprintf(why, size, "affinity mask of %u CPUs", allowed);
 	}
 	if (quota && ranks > 1)
 		quota = (quota + (unsigned)ranks - 1) / (unsigned)ranks;
-	if (quota && last - first > quota) {
+	if (quota && n > quota) {
 		size_t used = strlen(why);
 
-		last = first + quota;
+		n = quota;
 		snprintf(why + used, size - used, ", a CPU quota of %u", quota);
 	}
-	for (unsigned cpu = 0, at = 0; cpu < CPU_SETSIZE && n < THREADS_MAX; cpu++) {
-		if (!CPU_ISSET(cpu, &mask))
-			continue;
-		if (at >= first && at < last)
-			cpus[n++] = (uint16_t)cpu;
-		at++;
+	CPU_ZERO(cpus);
+	for (unsigned cpu = 0, at = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &mask) && at++ >= first && at <= last)
+			CPU_SET(cpu, cpus);
+	return n < THREADS_MAX ? n : THREADS_MAX;
+}
+
+/*
+ * Where thread i of n stays: on the CPUs of one node, nodes taken in proportion. Not on one CPU: a trainer's own
+ * threads, or another process, may keep that one busy, and a thread that can't move would hold up all the others.
+ */
+static void seat(const cpu_set_t *share, unsigned i, unsigned n, cpu_set_t *seat)
+{
+	unsigned wanted = i * (unsigned)CPU_COUNT(share) / n, cpu = 0, n_nodes;
+	uint32_t nodes[TOPOLOGY_NODES_MAX];
+
+	for (unsigned at = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, share) && at++ == wanted)
+			break;
+	n_nodes = topology_nodes(nodes, TOPOLOGY_NODES_MAX);
+	for (unsigned k = 0; k < n_nodes && k < TOPOLOGY_NODES_MAX; k++) {
+		cpu_set_t near;
+
+		topology_node_cpus(nodes[k], &near);
+		if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &near)) {
+			CPU_AND(seat, &near, share);
+			return;
+		}
 	}
-	return n;
+	*seat = *share;
 }
 
 int threads_create(unsigned wanted, struct trace *trace, struct threads **out, char *why, size_t size)
 {
 	struct threads *threads;
-	unsigned cpus, started = 0;
+	unsigned started = 0;
 	int err = 0;
 
 	if (wanted > THREADS_MAX)
@@ -231,8 +255,7 @@ int threads_create(unsigned wanted, struct trace *trace, struct threads **out, c
 	threads = heap_alloc(1, sizeof(*threads));
 	if (!threads)
 		return -ENOMEM;
-	cpus = share(threads->cpus, why, size);
-	threads->count = cpus;
+	threads->count = share(&threads->share, why, size);
 	if (wanted) {
 		snprintf(why, size, "asked for");
 		threads->count = wanted;
@@ -247,15 +270,13 @@ int threads_create(unsigned wanted, struct trace *trace, struct threads **out, c
 	pthread_cond_init(&threads->work, NULL);
 	pthread_cond_init(&threads->done, NULL);
 	while (started + 1 < threads->count) {
-		cpu_set_t one;
+		cpu_set_t cpus;
 
 		err = thread_start(&threads->workers[started], "offstage-update", worker, threads);
 		if (err)
 			break;
-		/* More threads than CPUs were asked for: pinning two to one CPU is still better than letting them roam. */
-		CPU_ZERO(&one);
-		CPU_SET(threads->cpus[(started + 1) % cpus], &one);
-		pthread_setaffinity_np(threads->workers[started], sizeof(one), &one);
+		seat(&threads->share, started + 1, threads->count, &cpus);
+		pthread_setaffinity_np(threads->workers[started], sizeof(cpus), &cpus);
 		started++;
 		count(&trace->counters.threads, 1);
 	}
@@ -289,12 +310,11 @@ void threads_destroy(struct threads *threads, int forked)
 	heap_free(threads);
 }
 
-void threads_pin_self(const struct threads *threads)
+void threads_seat_self(const struct threads *threads)
 {
-	cpu_set_t one;
+	cpu_set_t cpus;
 
 	fesetenv(FE_DFL_ENV);
-	CPU_ZERO(&one);
-	CPU_SET(threads->cpus[0], &one);
-	pthread_setaffinity_np(pthread_self(), sizeof(one), &one);
+	seat(&threads->share, 0, threads->count, &cpus);
+	pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The threads that update: a pool of our own, started once, each pinned to one CPU of the process's share. OpenMP's
- * settings have no effect on it, nor have other threads that pin themselves.
+ * The threads that update: a pool of our own, started once, each pinned within the process's share of the CPUs, to those
+ * of one node. OpenMP's settings have no effect on it, nor have other threads that pin themselves.
  */
 #ifndef THREADS_H
 #define THREADS_H
@@ -37,9 +37,9 @@ unsigned threads_count(const struct threads *threads);	/* the caller of threads_
 void threads_run(struct threads *threads, void (*fn)(void *arg, size_t i), void *arg, size_t n);
 
 /*
- * For a thread of the library that calls threads_run() often: pins it to the share's first CPU, on which no worker
- * sits, and gives it the default floating-point environment.
+ * For a thread of the library that calls threads_run() often: keeps it within the share, on the CPUs of its first
+ * node, and gives it the default floating-point environment.
  */
-void threads_pin_self(const struct threads *threads);
+void threads_seat_self(const struct threads *threads);
 
 #endif

@@ -3,6 +3,7 @@
 #include <fenv.h>
 #include <float.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,6 +209,47 @@ static void test_signals_stay_with_the_programs_own_threads(void **unused)
 	}
 }
 
+static struct { pthread_mutex_t lock; cpu_set_t all; } seen = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static void look_at_affinity(void *arg, size_t i)
+{
+	cpu_set_t own;
+
+	(void)arg, (void)i;
+	usleep(1000);	/* so that each thread gets a turn */
+	sched_getaffinity(0, sizeof(own), &own);
+	pthread_mutex_lock(&seen.lock);
+	CPU_OR(&seen.all, &seen.all, &own);
+	pthread_mutex_unlock(&seen.lock);
+}
+
+static void test_threads_stay_within_the_mask(void **unused)
+{
+	struct threads *threads;
+	cpu_set_t before, one, all;
+
+	(void)unused;
+	sched_getaffinity(0, sizeof(before), &before);
+	CPU_ZERO(&one);
+	for (int cpu = 0; cpu < CPU_SETSIZE && !CPU_COUNT(&one); cpu++)
+		if (CPU_ISSET(cpu, &before))
+			CPU_SET(cpu, &one);
+	CPU_ZERO(&seen.all);
+	OK(threads_create(5, &trace, &threads, why, sizeof(why)));
+	threads_run(threads, look_at_affinity, NULL, 50);
+	threads_destroy(threads, 0);
+	CPU_OR(&all, &seen.all, &before);
+	assert_true(CPU_EQUAL(&all, &before));	/* none outside */
+	/* As under taskset: the one thread that there is has a mask of one CPU. */
+	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+	CPU_ZERO(&seen.all);
+	OK(threads_create(5, &trace, &threads, why, sizeof(why)));
+	threads_run(threads, look_at_affinity, NULL, 50);
+	threads_destroy(threads, 0);
+	sched_setaffinity(0, sizeof(before), &before);
+	assert_true(CPU_EQUAL(&seen.all, &one));
+}
+
 static void test_too_many_threads_are_refused(void **unused)
 {
 	struct threads *threads;
@@ -226,6 +268,7 @@ int main(void)
 		cmocka_unit_test_setup(test_local_ranks_share_one_mask, clean_environment),
 		cmocka_unit_test_setup(test_a_pinned_caller_does_not_shrink_the_pool, clean_environment),
 		cmocka_unit_test_setup(test_signals_stay_with_the_programs_own_threads, clean_environment),
+		cmocka_unit_test_setup(test_threads_stay_within_the_mask, clean_environment),
 		cmocka_unit_test_setup(test_too_many_threads_are_refused, clean_environment),
 	};
 
