@@ -11,10 +11,13 @@
  *	serial		drain, update into fp32, cast to bf16, refill, one after another, as the peers' offload does
  *
  * The refill of `serial` stands in for a plain copy over the same link: the library's own, whose cast is a small part
- * of it. Copies cost CPU and memory bandwidth here, which a DMA engine wouldn't: the emulation is the pessimist.
+ * of it. Copies cost CPU and memory bandwidth here, which a DMA engine wouldn't. What that alone costs is measured, too:
+ *
+ *	beside		Adam alone, while a thread copies as many bytes as a refill at the link's pace
  */
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 #include "bench.h"
 #include "../../tools/arrays.h"
 #include "../../tools/command.h"
@@ -32,7 +35,7 @@ struct bench {
 	uint64_t n, each, bandwidth;
 	uint32_t threads;
 	struct offstage_group group;
-	struct samples drain, update, refill, slowest, step, whole, early, serial;
+	struct samples drain, update, refill, slowest, beside, bound, step, whole, early, serial;
 };
 
 static uint16_t *grad_of(struct bench *b, uint32_t i)
@@ -201,6 +204,40 @@ static int run_update(struct bench *b, uint64_t t)
 	return ret;
 }
 
+/* What the emulated link does at least: pieces of 1 MiB, each when the link would have carried those before it. */
+static void *copy_paced(void *arg)
+{
+	const uint64_t piece = 1 << 20;
+	struct bench *b = arg;
+	double begin = seconds_now();
+
+	for (uint64_t at = 0; at < 2 * b->n; at += piece) {
+		double ahead = (double)at / (double)b->bandwidth - (seconds_now() - begin);
+
+		if (ahead > 0)
+			nanosleep(&(struct timespec){ .tv_nsec = (long)(ahead * 1e9) }, NULL);
+		memcpy((char *)b->cast + at, (char *)param_of(b, 0) + at, 2 * b->n - at < piece ? 2 * b->n - at : piece);
+	}
+	return NULL;
+}
+
+static int run_beside(struct bench *b, uint64_t t)
+{
+	pthread_t copier;
+	double begin;
+	int ret;
+
+	fill_elements(b->in_place.grad, b->n, OFFSTAGE_BF16, 0.01f);
+	begin = seconds_now();
+	ret = -pthread_create(&copier, NULL, copy_paced, b);
+	if (ret)
+		return ret;
+	ret = arrays_adam(b->ctx, &b->in_place, b->n, t, 0);
+	pthread_join(copier, NULL);
+	sample_add(&b->beside, seconds_now() - begin);
+	return ret;
+}
+
 static int run_refill(struct bench *b)
 {
 	double begin = seconds_now();
@@ -290,6 +327,8 @@ static int repetition(struct bench *b, uint64_t t)
 	if (!ret)
 		ret = run_update(b, t);
 	if (!ret)
+		ret = run_beside(b, t);
+	if (!ret)
 		ret = run_refill(b);
 	if (!ret)
 		ret = run_early(b);
@@ -303,6 +342,7 @@ static int repetition(struct bench *b, uint64_t t)
 	if (b->drain.value[i] > slowest)
 		slowest = b->drain.value[i];
 	sample_add(&b->slowest, slowest);
+	sample_add(&b->bound, b->beside.value[i] > slowest ? b->beside.value[i] : slowest);
 	return 0;
 }
 
@@ -319,12 +359,14 @@ static void print(struct bench *b, uint32_t repeat)
 	       (unsigned long long)b->n, TENSORS, offstage_device_name(b->device), b->threads, repeat);
 	line("drain alone (emulated link)", &b->drain);
 	line("update alone", &b->update);
+	line("update beside copies at the link's pace", &b->beside);
 	line("refill alone (emulated link)", &b->refill);
 	line("step: update and refill overlapped", &b->step);
 	line("drain, then step", &b->whole);
 	line("early: all three overlapped", &b->early);
 	line("serial: drain, update, cast, refill", &b->serial);
 	printf("step over the slowest stage               %6.3f\n", sample_ratio(&b->step, &b->slowest));
+	printf("step over update beside copies            %6.3f\n", sample_ratio(&b->step, &b->bound));
 	printf("early over the slowest stage              %6.3f\n", sample_ratio(&b->early, &b->slowest));
 	printf("serial over drain, then step              %6.3f\n", sample_ratio(&b->serial, &b->whole));
 	printf("serial over early                         %6.3f\n", sample_ratio(&b->serial, &b->early));
@@ -338,6 +380,7 @@ static int write_json(struct bench *b, const char *path, uint32_t repeat)
 		return STATUS_FAILED;
 	json_number(&j, "over_slowest_stage", sample_ratio(&b->step, &b->slowest));
 	json_number(&j, "speedup_over_serial", sample_ratio(&b->serial, &b->whole));
+	json_number(&j, "over_slowest_stage_beside_copies", sample_ratio(&b->step, &b->bound));
 	json_number(&j, "early_over_slowest_stage", sample_ratio(&b->early, &b->slowest));
 	json_number(&j, "early_speedup_over_serial", sample_ratio(&b->serial, &b->early));
 	json_string(&j, "link", offstage_device_name(b->device));
@@ -348,6 +391,7 @@ static int write_json(struct bench *b, const char *path, uint32_t repeat)
 	json_object(&j, "seconds");
 	json_number(&j, "drain", sample_median(&b->drain));
 	json_number(&j, "update", sample_median(&b->update));
+	json_number(&j, "update_beside_copies", sample_median(&b->beside));
 	json_number(&j, "refill", sample_median(&b->refill));
 	json_number(&j, "step", sample_median(&b->step));
 	json_number(&j, "drain_then_step", sample_median(&b->whole));
@@ -378,7 +422,7 @@ int bench_step(const struct bench_options *options)
 	/* Once for nothing: the first step finds cold memory. */
 	if (!ret)
 		ret = repetition(&b, 2);
-	b.drain.n = b.update.n = b.refill.n = b.slowest.n = b.step.n = b.whole.n = b.early.n = b.serial.n = 0;
+	b.drain.n = b.update.n = b.refill.n = b.slowest.n = b.beside.n = b.bound.n = b.step.n = b.whole.n = b.early.n = b.serial.n = 0;
 	for (uint32_t i = 0; i < repeat && !ret; i++)
 		ret = repetition(&b, i + 3);
 	if (ret) {
