@@ -58,6 +58,7 @@
 
 #define ALIGN ((uint64_t)2 << 20)
 #define LOOK_BATCH 512
+#define COLLAPSE_ATTEMPTS 4
 
 static uint64_t base_page(void)
 {
