@@ -140,6 +140,28 @@ check-install: all
 bench: all
 	@tests/bench/run $(BUILD)
 
+# ---- the kernel module -------------------------------------------------------------------------------------------------------
+
+# Built in a copy, so that the sources stay as they are. With no KDIR, for the kernel that runs.
+KDIR	?= /lib/modules/$(shell uname -r)/build
+MODULE_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/Kbuild kmod/probe/*.c) include/uapi/linux/offstage.h
+MODULE	:= $(BUILD)/kmod
+
+.PHONY: modules check-kmod
+modules:
+	@[ -e "$(KDIR)/Makefile" ] || { echo "make modules: $(KDIR) has no kernel to build for: install its headers (Debian: linux-headers-amd64), or name another by KDIR=" >&2; exit 1; }
+	@for f in $(MODULE_SOURCES); do \
+		to=$(MODULE)/$${f#kmod/}; cmp -s $$f $$to || install -D -m 644 $$f $$to || exit 1; \
+	done
+	$(MAKE) -C "$(KDIR)" M="$(abspath $(MODULE))" $(MODULE_FLAGS) modules
+
+# Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`. Nothing is compiled there.
+$(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma
+check-kmod: $(BUILD)/vm-tests/test_module
+	@scripts/run-unit $(BUILD)/vm-tests/test_module
+
 # ---- installation -------------------------------------------------------------------------------------------------------------
 
 BINDIR	?= $(PREFIX)/bin
@@ -176,4 +198,4 @@ uninstall:
 clean:
 	rm -rf $(BUILD)
 
--include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(wildcard $(BUILD)/unit/*.d)
+-include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(wildcard $(BUILD)/unit/*.d $(BUILD)/vm-tests/*.d)

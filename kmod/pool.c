@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Pools: per node with normal memory, huge pages that are held reserved. A page that comes back from a buffer is dirty
+ * until it has been scrubbed, in the background by a work on the node's CPUs, or at once when it is wanted and no
+ * clean one is left. A page that is new from the system is clean: the allocator has cleared it.
+ *
+ * A pool has a target. What it holds (free, or in buffers) grows towards it when it is set, and shrinks towards it as
+ * pages come back. Pages of buffers are never taken away.
+ */
+#include <linux/cpuset.h>
+#include <linux/gfp.h>
+#include <linux/highmem.h>
+#include <linux/memory.h>
+#include <linux/module.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/workqueue.h>
+#include "offstage.h"
+#include "compat.h"
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
+#define FILLERS_PER_NODE 4	/* clearing saturates a node's memory with a few */
+
+struct pool {
+	int node;
+
+	spinlock_t lock;	/* guards what follows */
+	struct list_head clean, dirty;	/* free huge pages, by folio.lru */
+	unsigned long target;	/* huge pages */
+	unsigned long held;	/* free, in buffers, and being allocated for the pool */
+	unsigned long free;	/* clean, dirty, and in the scrubber's hands */
+	unsigned long n_dirty;
+	u64 in_use, from_system;	/* bytes in buffers: all, and those not of the pool */
+	u64 orphaned, failed;
+
+	struct work_struct scrub;
+};
+
+static struct pool *pools[MAX_NUMNODES];
+
+static void clear_page_whole(struct page *page)
+{
+	unsigned long i;
+
+	for (i = 0; i < HUGE_PAGES; i++) {
+		clear_highpage(page + i);
+		if (i % 64 == 63)
+			cond_resched();
+	}
+}
+
+/*
+ * GFP_KERNEL, not GFP_HIGHUSER_MOVABLE: pages that devices reach can't move. Charged to the caller's memory cgroup when
+ * it is on a user's behalf. Without `hard`, no reclaim and no compaction in the caller: a huge page isn't worth minutes.
+ */
+static struct page *from_system(int node, unsigned int order, bool hard, bool charge)
+{
+	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_THISNODE | __GFP_NOWARN;
+
+	if (order)
+		gfp |= __GFP_COMP | __GFP_RETRY_MAYFAIL;
+	if (charge)
+		gfp |= __GFP_ACCOUNT;
+	if (!hard)
+		gfp &= ~__GFP_DIRECT_RECLAIM;
+	return alloc_pages_node(node, gfp, order);
+}
+
+static struct page *first(struct list_head *list)
+{
+	struct folio *folio = list_first_entry_or_null(list, struct folio, lru);
+
+	return folio ? &folio->page : NULL;
+}
+
+/* ---- scrubbing ---- */
+
+static void scrub(struct work_struct *work)
+{
+	struct pool *pool = container_of(work, struct pool, scrub);
+	unsigned long n = 0;
+	struct page *page;
+
+	spin_lock(&pool->lock);
+	while ((page = first(&pool->dirty))) {
+		list_del(&page_folio(page)->lru);
+		spin_unlock(&pool->lock);
+		clear_page_whole(page);
+		n++;
+		spin_lock(&pool->lock);
+		pool->n_dirty--;
+		list_add(&page_folio(page)->lru, &pool->clean);
+	}
+	spin_unlock(&pool->lock);
+	if (n)
+		trace_offstage_scrub(pool->node, n);
+}
+
+/* ---- taking and giving ---- */
+
+int pool_node_check(int node)
+{
+	if (node < 0 || node >= MAX_NUMNODES || !node_state(node, N_MEMORY))
+		return -ENODEV;
+	/* Allocation on a node that is movable only would fail, or worse, go elsewhere. */
+	if (!node_state(node, N_NORMAL_MEMORY) || !pools[node])
+		return -EOPNOTSUPP;
+	if (!node_isset(node, cpuset_current_mems_allowed))
+		return -EXDEV;
+	return 0;
+}
+
+static struct page *take_from_pool(struct pool *pool)
+{
+	bool dirty = false, in_hands = false;
+	struct page *page;
+
+again:
+	spin_lock(&pool->lock);
+	page = first(&pool->clean);
+	if (!page) {
+		page = first(&pool->dirty);
+		dirty = page;
+	}
+	if (page) {
+		list_del(&page_folio(page)->lru);
+		pool->free--;
+		if (dirty)
+			pool->n_dirty--;
+		pool->in_use += PMD_SIZE;
+	} else {
+		in_hands = pool->free;
+	}
+	spin_unlock(&pool->lock);
+	/* The last free page is being scrubbed right now: it is there in a moment. */
+	if (!page && in_hands) {
+		in_hands = false;
+		flush_work(&pool->scrub);
+		goto again;
+	}
+	if (dirty)
+		clear_page_whole(page);
+	return page;
+}
+
+/* A page for a buffer from the system, within the node's limit. */
+static struct page *take_from_system(struct pool *pool, unsigned int order, bool hard)
+{
+	u64 bytes = PAGE_SIZE << order, limit = READ_ONCE(limit_node);
+	struct page *page;
+
+	spin_lock(&pool->lock);
+	if (limit && pool->from_system + bytes > limit) {
+		spin_unlock(&pool->lock);
+		return ERR_PTR(-EDQUOT);
+	}
+	pool->from_system += bytes;
+	pool->in_use += bytes;
+	spin_unlock(&pool->lock);
+	page = from_system(pool->node, order, hard, true);
+	if (page)
+		return page;
+	spin_lock(&pool->lock);
+	pool->from_system -= bytes;
+	pool->in_use -= bytes;
+	if (order)
+		pool->failed += bytes;
+	spin_unlock(&pool->lock);
+	return ERR_PTR(-ENOMEM);
+}
+
+struct page *pool_take(int node, bool pool_only, bool hard, bool *from_pool)
+{
+	struct pool *pool = pools[node];
+	struct page *page = take_from_pool(pool);
+
+	*from_pool = page;
+	if (page)
+		return page;
+	return pool_only ? ERR_PTR(-ENOMEM) : take_from_system(pool, HUGE_ORDER, hard);
+}
+
+struct page *pool_take_base(int node)
+{
+	return take_from_system(pools[node], 0, true);
+}
+
+void pool_give(struct page *page, bool huge, bool from_pool)
+{
+	struct pool *pool = pools[page_to_nid(page)];
+	u64 bytes = huge ? PMD_SIZE : PAGE_SIZE;
+	bool keep = false;
+
+	/* Nothing reads it any more, but finish_fault() of the next owner's buffer would. */
+	page_folio(page)->index = 0;
+	spin_lock(&pool->lock);
+	pool->in_use -= bytes;
+	if (!from_pool)
+		pool->from_system -= bytes;
+	if (page_ref_count(page) != 1) {
+		/* Somebody has pinned it: it is theirs until their last put_page(), and then the system's. */
+		pool->orphaned += bytes;
+		pool->held -= from_pool;
+	} else if (from_pool && pool->held > pool->target) {
+		pool->held--;
+	} else if (from_pool) {
+		list_add_tail(&page_folio(page)->lru, &pool->dirty);
+		pool->n_dirty++;
+		pool->free++;
+		keep = true;
+	}
+	spin_unlock(&pool->lock);
+	if (keep)
+		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
+	else
+		put_page(page);
+}
+
+/* ---- size ---- */
+
+/* Allocates one page for the pool, if it is still short of its target. 1: there is more to do. */
+static int grow_by_one(struct pool *pool)
+{
+	struct page *page;
+	bool wanted;
+
+	spin_lock(&pool->lock);
+	wanted = pool->held < pool->target;
+	pool->held += wanted;
+	spin_unlock(&pool->lock);
+	if (!wanted)
+		return 0;
+	page = from_system(pool->node, HUGE_ORDER, true, false);
+	spin_lock(&pool->lock);
+	if (page) {
+		list_add(&page_folio(page)->lru, &pool->clean);
+		pool->free++;
+	} else {
+		pool->held--;
+		pool->failed += PMD_SIZE;
+	}
+	spin_unlock(&pool->lock);
+	cond_resched();
+	return page ? 1 : -ENOMEM;
+}
+
+static void shrink(struct pool *pool)
+{
+	struct page *page;
+	bool in_hands;
+
+	for (;;) {
+		spin_lock(&pool->lock);
+		page = NULL;
+		in_hands = false;
+		if (pool->held > pool->target) {
+			/* Dirty ones first: they are worth less. */
+			page = first(&pool->dirty);
+			pool->n_dirty -= !!page;
+			if (!page)
+				page = first(&pool->clean);
+			in_hands = !page && pool->free;
+		}
+		if (page) {
+			list_del(&page_folio(page)->lru);
+			pool->free--;
+			pool->held--;
+		}
+		spin_unlock(&pool->lock);
+		if (page)
+			put_page(page);
+		else if (in_hands)
+			flush_work(&pool->scrub);	/* it has the last free one */
+		else
+			return;
+		cond_resched();
+	}
+}
+
+s64 pool_resize(int node, u64 bytes)
+{
+	struct pool *pool;
+	s64 held;
+
+	if (node < 0 || node >= MAX_NUMNODES || !node_state(node, N_MEMORY))
+		return -ENODEV;
+	pool = pools[node];
+	if (!pool)
+		return -EOPNOTSUPP;
+	if (bytes >> PMD_SHIFT > node_present_pages(node) >> HUGE_ORDER)
+		return -ENOMEM;
+	spin_lock(&pool->lock);
+	pool->target = bytes >> PMD_SHIFT;
+	spin_unlock(&pool->lock);
+	while (!fatal_signal_pending(current) && grow_by_one(pool) > 0)
+		;
+	shrink(pool);
+	spin_lock(&pool->lock);
+	/* What could not be had isn't waited for: pages that come back later stay with the system. */
+	if (pool->held < pool->target)
+		pool->target = pool->held;
+	held = pool->held;
+	spin_unlock(&pool->lock);
+	trace_offstage_reserve(node, bytes, (u64)held << PMD_SHIFT);
+	return held << PMD_SHIFT;
+}
+
+void pool_counts(int node, struct pool_counts *counts)
+{
+	struct pool *pool = pools[node];
+
+	memset(counts, 0, sizeof(*counts));
+	if (!pool)
+		return;
+	spin_lock(&pool->lock);
+	counts->reserved = (u64)pool->held << PMD_SHIFT;
+	counts->free = (u64)pool->free << PMD_SHIFT;
+	counts->in_use = pool->in_use;
+	counts->orphaned = pool->orphaned;
+	counts->scrubbing = (u64)pool->n_dirty << PMD_SHIFT;
+	counts->failed = pool->failed;
+	spin_unlock(&pool->lock);
+}
+
+/* ---- filling at load ---- */
+
+struct filler {
+	struct work_struct work;
+	struct pool *pool;
+};
+
+static void fill(struct work_struct *work)
+{
+	struct filler *filler = container_of(work, struct filler, work);
+
+	while (grow_by_one(filler->pool) > 0)
+		;
+}
+
+/* One entry of the parameter, "0:64G" or "all:80%", into targets. */
+static int parse_reserve(char *entry)
+{
+	char *amount = entry, *end;
+	int only, node;
+	bool percent;
+	u64 value;
+
+	entry = strsep(&amount, ":");
+	if (!amount)
+		return -EINVAL;
+	if (strcmp(entry, "all") == 0)
+		only = NUMA_NO_NODE;
+	else if (kstrtoint(entry, 10, &only) || only < 0 || only >= MAX_NUMNODES)
+		return -EINVAL;
+	else if (!pools[only])
+		return -ENODEV;
+	value = memparse(amount, &end);
+	percent = *end == '%';
+	if (end == amount || end[percent] || (percent && value > 100))
+		return -EINVAL;
+	for_each_node_state(node, N_NORMAL_MEMORY) {
+		u64 present = (u64)node_present_pages(node) << PAGE_SHIFT;
+
+		if (pools[node] && (only == NUMA_NO_NODE || only == node))
+			pools[node]->target = min(percent ? div_u64(present, 100) * value : value, present) >> PMD_SHIFT;
+	}
+	return 0;
+}
+
+void pools_fill(const char *reserve)
+{
+	struct filler *fillers;
+	char *copy, *rest, *entry;
+	int node, n = 0, i;
+
+	if (!reserve || !*reserve)
+		return;
+	copy = kstrdup(reserve, GFP_KERNEL);
+	fillers = kcalloc((size_t)nr_node_ids * FILLERS_PER_NODE, sizeof(*fillers), GFP_KERNEL);
+	if (!copy || !fillers)
+		goto out;
+	rest = copy;
+	while ((entry = strsep(&rest, ",")))
+		if (*entry && parse_reserve(entry))
+			pr_warn("offstage: reserve=%s: an entry isn't NODE:BYTES, NODE:PERCENT%% or all:…, for a node with normal memory; it is left out\n",
+				reserve);
+	for_each_node_state(node, N_NORMAL_MEMORY) {
+		for (i = 0; pools[node] && pools[node]->target && i < FILLERS_PER_NODE; i++) {
+			fillers[n].pool = pools[node];
+			INIT_WORK(&fillers[n].work, fill);
+			queue_work_node(node, system_unbound_wq, &fillers[n++].work);
+		}
+	}
+	for (i = 0; i < n; i++)
+		flush_work(&fillers[i].work);
+	for_each_node_state(node, N_NORMAL_MEMORY) {
+		if (!pools[node] || !pools[node]->target)
+			continue;
+		if (pools[node]->held < pools[node]->target)
+			pr_info("offstage: node %d: %lu MiB of %lu MiB could be reserved\n", node,
+				pools[node]->held << (PMD_SHIFT - 20), pools[node]->target << (PMD_SHIFT - 20));
+		pools[node]->target = pools[node]->held;
+	}
+out:
+	kfree(fillers);
+	kfree(copy);
+}
+
+int pools_init(void)
+{
+	int node;
+
+	for_each_node_state(node, N_NORMAL_MEMORY) {
+		struct pool *pool = kzalloc_node(sizeof(*pool), GFP_KERNEL, node);
+
+		if (!pool) {
+			pools_exit();
+			return -ENOMEM;
+		}
+		pool->node = node;
+		spin_lock_init(&pool->lock);
+		INIT_LIST_HEAD(&pool->clean);
+		INIT_LIST_HEAD(&pool->dirty);
+		INIT_WORK(&pool->scrub, scrub);
+		pools[node] = pool;
+	}
+	return 0;
+}
+
+/* No buffer is left, so everything that a pool holds is free. */
+void pools_exit(void)
+{
+	int node;
+
+	for (node = 0; node < MAX_NUMNODES; node++) {
+		struct pool *pool = pools[node];
+
+		if (!pool)
+			continue;
+		cancel_work_sync(&pool->scrub);
+		pool->target = 0;
+		shrink(pool);
+		kfree(pool);
+		pools[node] = NULL;
+	}
+}

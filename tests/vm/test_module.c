@@ -1,0 +1,760 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The module's promises, seen from user space: run as root on a kernel that has offstage.ko loaded, inside the virtual
+ * machine of scripts/vm. Talks to /dev/offstage without the library.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include <numaif.h>
+#include "../../include/uapi/linux/offstage.h"
+
+#define MiB ((uint64_t)1 << 20)
+#define HUGE (2 * MiB)
+
+#define SKIP(...) do { \
+	printf("skipped: " __VA_ARGS__); \
+	printf("\n"); \
+	fflush(stdout); \
+	skip(); \
+} while (0)
+
+static int device_open(void)
+{
+	int fd = open("/dev/offstage", O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		fail_msg("/dev/offstage: %s", strerror(errno));
+	return fd;
+}
+
+static struct offstage_ioc_create creation(uint64_t bytes)
+{
+	return (struct offstage_ioc_create){ .size = sizeof(struct offstage_ioc_create), .bytes = bytes };
+}
+
+/* A buffer's descriptor, or a negative errno. */
+static int create(int device, struct offstage_ioc_create *c)
+{
+	return ioctl(device, OFFSTAGE_IOC_CREATE, c) < 0 ? -errno : c->fd;
+}
+
+static int make(int device, uint64_t bytes)
+{
+	struct offstage_ioc_create c = creation(bytes);
+	int fd = create(device, &c);
+
+	if (fd < 0)
+		fail_msg("a buffer of %llu bytes: %s", (unsigned long long)bytes, strerror(-fd));
+	return fd;
+}
+
+static char *map(int fd, uint64_t bytes, off_t at)
+{
+	char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+
+	if (data == MAP_FAILED)
+		fail_msg("mmap: %s", strerror(errno));
+	return data;
+}
+
+static uint64_t number_in(const char *path)
+{
+	FILE *file = fopen(path, "r");
+	unsigned long long n = 0;
+
+	if (!file || fscanf(file, "%llu", &n) != 1)
+		fail_msg("%s can't be read", path);
+	fclose(file);
+	return n;
+}
+
+static bool write_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+	bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	if (fd >= 0)
+		close(fd);
+	return ok;
+}
+
+static uint64_t node_count(int node, const char *name)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d/%s", node, name);
+	return number_in(path);
+}
+
+static uint64_t in_use(void)
+{
+	uint64_t sum = 0;
+	char path[64];
+
+	for (int node = 0; node < 8; node++) {
+		snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d", node);
+		if (access(path, F_OK) == 0)
+			sum += node_count(node, "in_use");
+	}
+	return sum;
+}
+
+/* Freeing runs after the last fput(), which may be a moment later; 10 s is for ever. */
+static void assert_all_is_free(void)
+{
+	for (int i = 0; i < 1000 && in_use(); i++)
+		usleep(10000);
+	assert_int_equal(in_use(), 0);
+}
+
+/* A field of this mapping in /proc/self/smaps, in bytes. */
+static uint64_t smaps(const void *start, const char *field)
+{
+	FILE *file = fopen("/proc/self/smaps", "r");
+	unsigned long long from, to, kb, sum = 0;
+	bool inside = false;
+	char line[512];
+
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
+			inside = from == (uintptr_t)start;
+		else if (inside && strncmp(line, field, strlen(field)) == 0 && sscanf(line + strlen(field), ": %llu kB", &kb) == 1)
+			sum += kb * 1024;
+	}
+	fclose(file);
+	return sum;
+}
+
+static int node_of_page(void *page)
+{
+	int status = -1;
+
+	return move_pages(0, 1, &page, NULL, &status, 0) ? -errno : status;
+}
+
+static bool two_nodes(void)
+{
+	return access("/sys/class/offstage/offstage/node1", F_OK) == 0;
+}
+
+/* ---- info and the rules of structs --------------------------------------------------------------------------------------- */
+
+static void test_info_says_abi_features_and_limits(void **unused)
+{
+	struct offstage_ioc_info info = { .size = sizeof(info) };
+	int device = device_open();
+
+	(void)unused;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &info), 0);
+	assert_int_equal(info.abi, OFFSTAGE_ABI);
+	assert_int_equal(info.huge_size, HUGE);
+	assert_true(info.features & OFFSTAGE_FEATURE_POOLS);
+	assert_true(info.limit_user > 0 && info.limit_all > 0);
+	assert_int_equal(info.used_file, 0);
+	close(device);
+}
+
+static void test_structs_of_other_versions_are_taken(void **unused)
+{
+	struct { struct offstage_ioc_info info; uint64_t later; } longer = { { .size = sizeof(longer) }, 0 };
+	struct offstage_ioc_info shorter;
+	int device = device_open();
+
+	(void)unused;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &longer), 0);
+	longer.info.size = sizeof(longer);
+	longer.later = 1;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &longer), -1);
+	assert_int_equal(errno, E2BIG);
+	memset(&shorter, 0x55, sizeof(shorter));
+	shorter.size = 8;
+	shorter.abi = 0;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &shorter), 0);
+	assert_int_equal(shorter.abi, OFFSTAGE_ABI);
+	assert_int_equal(shorter.features, 0x55555555);	/* beyond the caller's struct */
+	shorter.size = 3;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &shorter), -1);
+	assert_int_equal(errno, EINVAL);
+	shorter.size = 1 << 30;
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &shorter), -1);
+	close(device);
+}
+
+static void test_bad_calls_are_refused_and_leave_nothing(void **unused)
+{
+	int device = device_open(), buffer;
+	uint32_t nodes[2] = { 0, 0 }, weights[2] = { 1, 0 };
+	struct offstage_ioc_create c;
+
+	(void)unused;
+#define BAD(err, ...) do { c = creation(HUGE); __VA_ARGS__; assert_int_equal(create(device, &c), -(err)); } while (0)
+	BAD(EINVAL, c.bytes = 0);
+	BAD(EINVAL, c.flags = 1u << 31);
+	BAD(EINVAL, c.placement = 9);
+	BAD(EINVAL, c.huge = 3);
+	BAD(EINVAL, c.reserved = 1);
+	BAD(EINVAL, c.size = 8);
+	BAD(E2BIG, c.size = 4096 - 8);
+	BAD(ENOMEM, c.bytes = UINT64_MAX);
+	BAD(ENOSR, c.bytes = 4096, c.huge = OFFSTAGE_IOC_HUGE_REQUIRE);
+	BAD(EINVAL, c.n_nodes = 1);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_BIND);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_BIND, c.n_nodes = 2, c.nodes = (uintptr_t)nodes);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_INTERLEAVE, c.n_nodes = 2, c.nodes = (uintptr_t)nodes);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_INTERLEAVE, c.n_nodes = 65, c.nodes = (uintptr_t)nodes);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_WEIGHTED, c.n_nodes = 1, c.nodes = (uintptr_t)nodes);
+	BAD(EINVAL, c.placement = OFFSTAGE_IOC_WEIGHTED, c.n_nodes = 1, c.nodes = (uintptr_t)nodes, c.weights = (uintptr_t)(weights + 1));
+	BAD(EFAULT, c.placement = OFFSTAGE_IOC_BIND, c.n_nodes = 1, c.nodes = 4096);
+	BAD(ENODEV, c.placement = OFFSTAGE_IOC_BIND, c.n_nodes = 1, nodes[0] = 63, c.nodes = (uintptr_t)nodes);
+	BAD(ENODEV, c.placement = OFFSTAGE_IOC_BIND, c.n_nodes = 1, nodes[0] = UINT32_MAX, c.nodes = (uintptr_t)nodes);
+#undef BAD
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_BUFFER, &c), -1);
+	assert_int_equal(errno, ENOTTY);
+	assert_int_equal(ioctl(device, _IO(OFFSTAGE_IOC_TYPE, 0x7f), &c), -1);
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, (void *)8), -1);
+	assert_int_equal(errno, EFAULT);
+	buffer = make(device, HUGE);
+	assert_int_equal(ioctl(buffer, OFFSTAGE_IOC_CREATE, &c), -1);
+	assert_int_equal(errno, ENOTTY);
+	close(buffer);
+	close(device);
+	assert_all_is_free();
+}
+
+static void test_answer_that_cannot_be_written_leaves_nothing(void **unused)
+{
+	int device = device_open(), before;
+	struct offstage_ioc_create *c;
+
+	(void)unused;
+	before = dup(0);
+	close(before);
+	c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	*c = creation(HUGE);
+	assert_int_equal(mprotect(c, 4096, PROT_READ), 0);
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_CREATE, c), -1);
+	assert_int_equal(errno, EFAULT);
+	munmap(c, 4096);
+	assert_int_equal(dup(0), before);	/* no descriptor was left */
+	close(before);
+	close(device);
+	assert_all_is_free();
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------------------ */
+
+static void test_buffer_is_a_file_of_its_size_and_costs_no_more(void **unused)
+{
+	static const uint64_t sizes[] = { 1, 4096, 4097, HUGE - 1, HUGE, HUGE + 1, 5 * HUGE + 12345 };
+	int device = device_open();
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		struct offstage_ioc_buffer info = { .size = sizeof(info) };
+		uint64_t backed = (sizes[i] + 4095) / 4096 * 4096;
+		int fd = make(device, sizes[i]);
+		struct stat st;
+		char *data;
+
+		assert_int_equal(fstat(fd, &st), 0);
+		assert_int_equal(st.st_size, backed);
+		assert_int_equal(ioctl(fd, OFFSTAGE_IOC_BUFFER, &info), 0);
+		assert_int_equal(info.requested, sizes[i]);
+		assert_int_equal(info.backed, backed);
+		assert_int_equal(in_use(), backed);
+		data = map(fd, backed, 0);
+		for (uint64_t k = 0; k < backed; k++)
+			if (data[k])
+				fail_msg("byte %llu isn't zero", (unsigned long long)k);
+		memset(data, 0x77, backed);
+		assert_int_equal(mmap(NULL, backed + 4096, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED, true);
+		munmap(data, backed);
+		close(fd);
+		assert_all_is_free();
+	}
+	close(device);
+}
+
+static void test_mappings_have_huge_entries(void **unused)
+{
+	int device = device_open(), fd = make(device, 16 * HUGE);
+	char *data = map(fd, 16 * HUGE, 0), *part;
+
+	(void)unused;
+	assert_int_equal((uintptr_t)data % HUGE, 0);
+	for (int i = 0; i < 16; i++)
+		data[i * HUGE] = 1;
+	assert_int_equal(smaps(data, "FilePmdMapped"), 16 * HUGE);
+	/* At any 2 MiB offset, and in part. */
+	part = map(fd, 3 * HUGE, 5 * HUGE);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(part[i * HUGE], 1);
+	assert_int_equal(smaps(part, "FilePmdMapped"), 3 * HUGE);
+	munmap(part, 3 * HUGE);
+	munmap(data, 16 * HUGE);
+	close(fd);
+	close(device);
+}
+
+static void test_device_itself_can_be_mapped(void **unused)
+{
+	int device = device_open();
+	char *data = map(device, 3 * HUGE, 0), *other = map(device, HUGE, 0);
+	struct offstage_ioc_info info = { .size = sizeof(info) };
+
+	(void)unused;
+	data[0] = 1;
+	other[0] = 2;		/* another buffer */
+	assert_int_equal(data[0], 1);
+	assert_int_equal(in_use(), 4 * HUGE);
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &info), 0);
+	assert_int_equal(info.used_file, 4 * HUGE);
+	close(device);
+	data[3 * HUGE - 1] = 3;	/* lives on without its device */
+	munmap(data, 3 * HUGE);
+	munmap(other, HUGE);
+	assert_all_is_free();
+}
+
+static void test_what_a_mapping_may_not_be_is_refused(void **unused)
+{
+	int device = device_open(), fd = make(device, 2 * HUGE);
+	char *data = map(fd, 2 * HUGE, 0);
+
+	(void)unused;
+	assert_true(mmap(NULL, HUGE, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED);
+	assert_int_equal(errno, EINVAL);
+	assert_true(mmap(NULL, HUGE, PROT_READ, MAP_SHARED, fd, 2 * HUGE) == MAP_FAILED);
+	assert_true(mmap(NULL, HUGE, PROT_READ, MAP_PRIVATE, device, 0) == MAP_FAILED);
+	assert_true(mmap(NULL, HUGE, PROT_READ, MAP_SHARED, device, HUGE) == MAP_FAILED);
+	assert_true(mremap(data, 2 * HUGE, 4 * HUGE, MREMAP_MAYMOVE) == MAP_FAILED);
+	assert_true(ftruncate(fd, 4 * HUGE) < 0);
+	assert_true(write(fd, "x", 1) < 0);
+	munmap(data, 2 * HUGE);
+	close(fd);
+	close(device);
+}
+
+static void test_bytes_lie_where_they_were_asked_for(void **unused)
+{
+	uint32_t nodes[2] = { 1, 0 }, weights[2] = { 3, 1 };
+	int device = device_open(), fd;
+	struct offstage_ioc_create c;
+	uint64_t bytes[8];
+	char *data;
+
+	(void)unused;
+	if (!two_nodes())
+		SKIP("this machine has one node with normal memory");
+	for (uint32_t kind = OFFSTAGE_IOC_BIND; kind <= OFFSTAGE_IOC_SPILL; kind++) {
+		struct offstage_ioc_buffer info = { .size = sizeof(info), .n_nodes = 8, .node_bytes = (uintptr_t)bytes };
+
+		c = creation(8 * HUGE + 5000);
+		c.placement = kind;
+		c.nodes = (uintptr_t)nodes;
+		c.n_nodes = kind == OFFSTAGE_IOC_BIND ? 1 : 2;
+		c.weights = kind == OFFSTAGE_IOC_WEIGHTED ? (uintptr_t)weights : 0;
+		fd = create(device, &c);
+		assert_true(fd >= 0);
+		assert_int_equal(ioctl(fd, OFFSTAGE_IOC_BUFFER, &info), 0);
+		data = map(fd, 8 * HUGE, 0);
+		for (int i = 0; i < 8; i++) {
+			int wanted = kind == OFFSTAGE_IOC_INTERLEAVE ? !(i % 2) : kind == OFFSTAGE_IOC_WEIGHTED ? i % 4 != 3 : 1;
+
+			data[i * HUGE] = 1;
+			assert_int_equal(node_of_page(data + i * HUGE), wanted);
+		}
+		assert_int_equal(bytes[0] + bytes[1], 8 * HUGE + 8192);
+		munmap(data, 8 * HUGE);
+		close(fd);
+	}
+	close(device);
+	assert_all_is_free();
+}
+
+static void test_descriptor_crosses_a_socket(void **unused)
+{
+	union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control;
+	int device = device_open(), fd = make(device, HUGE), pair[2], status;
+	char byte = 0, *data = map(fd, HUGE, 0);
+	struct iovec iov = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+
+	(void)unused;
+	memset(&control, 0, sizeof(control));
+	data[7] = 42;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	if (fork() == 0) {
+		char *theirs;
+		int got = -1;
+
+		munmap(data, HUGE);
+		if (recvmsg(pair[1], &message, 0) != 1)
+			_exit(1);
+		memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(got));
+		theirs = mmap(NULL, HUGE, PROT_READ | PROT_WRITE, MAP_SHARED, got, 0);
+		if (theirs == MAP_FAILED || theirs[7] != 42)
+			_exit(2);
+		theirs[8] = 43;
+		_exit(0);
+	}
+	control.header.cmsg_level = SOL_SOCKET;
+	control.header.cmsg_type = SCM_RIGHTS;
+	control.header.cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
+	assert_int_equal(sendmsg(pair[0], &message, 0), 1);
+	wait(&status);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+	assert_int_equal(data[8], 43);
+	close(pair[0]);
+	close(pair[1]);
+	munmap(data, HUGE);
+	close(fd);
+	close(device);
+	assert_all_is_free();
+}
+
+static void test_every_order_of_close_unmap_and_exit_frees(void **unused)
+{
+	(void)unused;
+	for (int order = 0; order < 8; order++) {
+		pid_t child = fork();
+		int status;
+
+		if (child == 0) {
+			int device = open("/dev/offstage", O_RDWR);
+			struct offstage_ioc_create c = creation(3 * HUGE + 100);
+			int fd = create(device, &c);
+			char *data = mmap(NULL, 3 * HUGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+			if (data == MAP_FAILED)
+				_exit(1);
+			memset(data, 1, 3 * HUGE);
+			if (order & 1)
+				close(device);
+			if (order & 2)
+				close(fd);
+			if (order & 4)
+				munmap(data, HUGE);	/* in part */
+			if (fork() == 0) {		/* a child that outlives its parent */
+				data[2 * HUGE] = 2;
+				usleep(20000);
+				_exit(0);
+			}
+			if (order == 3)
+				kill(getpid(), SIGKILL);
+			_exit(0);
+		}
+		waitpid(child, &status, 0);
+		assert_all_is_free();
+	}
+}
+
+static void test_pinned_pages_outlive_their_buffer(void **unused)
+{
+	int device = device_open(), fd = make(device, HUGE), pipe_ends[2];
+	char *data = map(fd, HUGE, 0), got[4096];
+	struct iovec iov = { data, 4096 };
+	uint64_t orphaned = node_count(0, "orphaned") + (two_nodes() ? node_count(1, "orphaned") : 0);
+
+	(void)unused;
+	memset(data, 0x3c, HUGE);
+	assert_int_equal(pipe(pipe_ends), 0);
+	/* vmsplice pins the page for as long as it is in the pipe. */
+	assert_int_equal(vmsplice(pipe_ends[1], &iov, 1, 0), 4096);
+	munmap(data, HUGE);
+	close(fd);
+	close(device);
+	assert_all_is_free();
+	assert_int_equal(node_count(0, "orphaned") + (two_nodes() ? node_count(1, "orphaned") : 0), orphaned + HUGE);
+	assert_int_equal(read(pipe_ends[0], got, 4096), 4096);
+	for (int i = 0; i < 4096; i++)
+		assert_int_equal(got[i], 0x3c);
+	close(pipe_ends[0]);
+	close(pipe_ends[1]);
+}
+
+static void test_direct_io_reaches_the_memory(void **unused)
+{
+	int device, fd, file;
+	char *data;
+
+	(void)unused;
+	file = open("/tmp/offstage-direct", O_RDWR | O_CREAT | O_TRUNC | O_DIRECT, 0600);
+	if (file < 0)
+		file = open("/dev/nvme0n1", O_RDWR | O_DIRECT);
+	if (file < 0)
+		SKIP("no file system or disk here takes O_DIRECT");
+	device = device_open();
+	fd = make(device, 2 * HUGE);
+	data = map(fd, 2 * HUGE, 0);
+	memset(data, 0x5b, HUGE);
+	assert_int_equal(pwrite(file, data, HUGE, 0), HUGE);
+	assert_int_equal(pread(file, data + HUGE, HUGE, 0), HUGE);
+	assert_memory_equal(data, data + HUGE, HUGE);
+	close(file);
+	unlink("/tmp/offstage-direct");
+	munmap(data, 2 * HUGE);
+	close(fd);
+	close(device);
+}
+
+/* ---- pools ---------------------------------------------------------------------------------------------------------------------- */
+
+static void reserve(int device, uint32_t node, uint64_t bytes)
+{
+	struct offstage_ioc_reserve r = { .size = sizeof(r), .node = node, .bytes = bytes };
+
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_RESERVE, &r), 0);
+	assert_int_equal(r.bytes, bytes);
+}
+
+static void test_pool_grows_shrinks_and_serves_first(void **unused)
+{
+	int device = device_open(), fd;
+	struct offstage_ioc_buffer info = { .size = sizeof(info) };
+	uint32_t node = 0;
+	struct offstage_ioc_create c = creation(6 * HUGE);
+
+	(void)unused;
+	reserve(device, 0, 4 * HUGE);
+	assert_int_equal(node_count(0, "reserved"), 4 * HUGE);
+	assert_int_equal(node_count(0, "free"), 4 * HUGE);
+	c.placement = OFFSTAGE_IOC_BIND;
+	c.nodes = (uintptr_t)&node;
+	c.n_nodes = 1;
+	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
+	assert_int_equal(create(device, &c), -ENOMEM);	/* the pool alone hasn't that much, and nothing was kept */
+	assert_int_equal(node_count(0, "free"), 4 * HUGE);
+	c.flags = 0;
+	fd = create(device, &c);
+	assert_true(fd >= 0);
+	assert_int_equal(ioctl(fd, OFFSTAGE_IOC_BUFFER, &info), 0);
+	assert_int_equal(info.from_pool, 4 * HUGE);
+	assert_int_equal(node_count(0, "free"), 0);
+	assert_int_equal(node_count(0, "in_use"), 6 * HUGE);
+	/* What is in use isn't taken: a partial result, and the rest goes when it comes back. */
+	{
+		struct offstage_ioc_reserve r = { .size = sizeof(r), .node = 0, .bytes = HUGE };
+
+		assert_int_equal(ioctl(device, OFFSTAGE_IOC_RESERVE, &r), 0);
+		assert_int_equal(r.bytes, 4 * HUGE);
+	}
+	close(fd);
+	assert_all_is_free();
+	assert_int_equal(node_count(0, "reserved"), HUGE);
+	assert_true(write_text("/sys/class/offstage/offstage/node0/reserved", "0\n"));
+	assert_int_equal(node_count(0, "reserved"), 0);
+	assert_false(write_text("/sys/class/offstage/offstage/node0/reserved", "rubbish\n"));
+	assert_false(write_text("/sys/class/offstage/offstage/node0/reserved", "64T\n"));
+	close(device);
+}
+
+static void as_user(uid_t uid, int device)
+{
+	/* The device node belongs to root here: the descriptor was opened before. */
+	if (setgid(uid) || setuid(uid))
+		_exit(100);
+	(void)device;
+}
+
+static void test_nobody_sees_another_users_bytes(void **unused)
+{
+	int device = device_open(), status;
+
+	(void)unused;
+	chmod("/dev/offstage", 0666);
+	reserve(device, 0, 8 * HUGE);
+	for (int round = 0; round < 3; round++) {
+		for (uid_t uid = 1000; uid < 1002; uid++) {
+			if (fork() == 0) {
+				uint32_t node = 0;
+				struct offstage_ioc_create c = creation(8 * HUGE);
+				char *data;
+				int own, fd;
+
+				as_user(uid, device);
+				own = open("/dev/offstage", O_RDWR);
+				c.placement = OFFSTAGE_IOC_BIND;
+				c.nodes = (uintptr_t)&node;
+				c.n_nodes = 1;
+				c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
+				fd = create(own, &c);
+				if (fd < 0)
+					_exit(1);
+				data = mmap(NULL, 8 * HUGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+				for (uint64_t i = 0; i < 8 * HUGE; i += 8)
+					if (*(uint64_t *)(data + i))
+						_exit(2);
+				memset(data, 0xee, 8 * HUGE);
+				_exit(0);	/* by exit, at once: the pages are dirty when the next one asks */
+			}
+			wait(&status);
+			assert_int_equal(WEXITSTATUS(status), 0);
+			assert_all_is_free();
+		}
+	}
+	reserve(device, 0, 0);
+	close(device);
+}
+
+static void test_limits_hold_and_say_which(void **unused)
+{
+	static const char user[] = "/sys/module/offstage/parameters/limit_user", file[] = "/sys/module/offstage/parameters/limit_file",
+			  node[] = "/sys/module/offstage/parameters/limit_node", all[] = "/sys/module/offstage/parameters/limit_all";
+	uint64_t user_before = number_in(user), all_before = number_in(all);
+	int device = device_open(), other = device_open(), fd, status;
+	struct offstage_ioc_create c;
+	char text[32];
+
+	(void)unused;
+	assert_true(write_text(file, "4M"));
+	fd = make(device, 2 * MiB);
+	c = creation(2 * MiB + 1);
+	assert_int_equal(create(device, &c), -EDQUOT);
+	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_FILE);
+	close(make(other, 4 * MiB));
+	assert_true(write_text(file, "0"));
+
+	assert_true(write_text(user, "8M"));
+	c = creation(7 * MiB);
+	assert_int_equal(create(other, &c), -EDQUOT);	/* 2 MiB of this user's are in use by the other file */
+	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_USER);
+	if (fork() == 0) {	/* somebody else has a limit of their own */
+		chmod("/dev/offstage", 0666);
+		as_user(1000, device);
+		c = creation(7 * MiB);
+		_exit(create(open("/dev/offstage", O_RDWR), &c) < 0);
+	}
+	wait(&status);
+	assert_int_equal(WEXITSTATUS(status), 0);
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)user_before);
+	assert_true(write_text(user, text));
+
+	assert_true(write_text(all, "8M"));
+	c = creation(7 * MiB);
+	assert_int_equal(create(other, &c), -EDQUOT);
+	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_ALL);
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)all_before);
+	assert_true(write_text(all, text));
+
+	assert_true(write_text(node, "4M"));
+	c = creation(8 * MiB);
+	assert_int_equal(create(other, &c), -EDQUOT);
+	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_NODE);
+	assert_true(write_text(node, "0"));
+	assert_false(write_text(node, "rubbish"));
+	close(fd);
+	close(other);
+	close(device);
+	assert_all_is_free();
+}
+
+static void test_reserving_needs_the_capability(void **unused)
+{
+	int status;
+
+	(void)unused;
+	chmod("/dev/offstage", 0666);
+	if (fork() == 0) {
+		struct offstage_ioc_reserve r = { .size = sizeof(r), .bytes = HUGE };
+
+		as_user(1000, -1);
+		_exit(!(ioctl(open("/dev/offstage", O_RDWR), OFFSTAGE_IOC_RESERVE, &r) < 0 && errno == EPERM));
+	}
+	wait(&status);
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void test_two_hundred_buffers_come_and_go(void **unused)
+{
+	int device = device_open();
+
+	(void)unused;
+	for (int i = 0; i < 200; i++) {
+		int fd = make(device, HUGE + 4096 * (uint64_t)i);
+		char *data = map(fd, HUGE, 0);
+
+		data[0] = 1;
+		munmap(data, HUGE);
+		close(fd);
+	}
+	close(device);
+	assert_all_is_free();
+}
+
+static void test_processes_race_and_nothing_is_lost(void **unused)
+{
+	(void)unused;
+	for (int k = 0; k < 4; k++)
+		if (fork() == 0) {
+			int device = open("/dev/offstage", O_RDWR);
+
+			srand(k);
+			for (int i = 0; i < 60; i++) {
+				struct offstage_ioc_create c = creation((uint64_t)(rand() % 5 + 1) * MiB + 777);
+				int fd = create(device, &c);
+				char *data = fd < 0 ? MAP_FAILED : mmap(NULL, MiB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+				if (data != MAP_FAILED) {
+					data[rand() % MiB] = 1;
+					if (rand() % 2)
+						close(fd), fd = -1;
+					munmap(data, MiB);
+				}
+				if (fd >= 0)
+					close(fd);
+			}
+			if (k == 3)
+				kill(getpid(), SIGKILL);
+			_exit(0);
+		}
+	while (wait(NULL) > 0)
+		;
+	assert_all_is_free();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_info_says_abi_features_and_limits),
+		cmocka_unit_test(test_structs_of_other_versions_are_taken),
+		cmocka_unit_test(test_bad_calls_are_refused_and_leave_nothing),
+		cmocka_unit_test(test_answer_that_cannot_be_written_leaves_nothing),
+		cmocka_unit_test(test_buffer_is_a_file_of_its_size_and_costs_no_more),
+		cmocka_unit_test(test_mappings_have_huge_entries),
+		cmocka_unit_test(test_device_itself_can_be_mapped),
+		cmocka_unit_test(test_what_a_mapping_may_not_be_is_refused),
+		cmocka_unit_test(test_bytes_lie_where_they_were_asked_for),
+		cmocka_unit_test(test_descriptor_crosses_a_socket),
+		cmocka_unit_test(test_every_order_of_close_unmap_and_exit_frees),
+		cmocka_unit_test(test_pinned_pages_outlive_their_buffer),
+		cmocka_unit_test(test_direct_io_reaches_the_memory),
+		cmocka_unit_test(test_pool_grows_shrinks_and_serves_first),
+		cmocka_unit_test(test_nobody_sees_another_users_bytes),
+		cmocka_unit_test(test_limits_hold_and_say_which),
+		cmocka_unit_test(test_reserving_needs_the_capability),
+		cmocka_unit_test(test_two_hundred_buffers_come_and_go),
+		cmocka_unit_test(test_processes_race_and_nothing_is_lost),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
