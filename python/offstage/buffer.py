@@ -122,8 +122,9 @@ class Buffer:
         import torch
 
         dtype = dtype or torch.uint8
-        count = self._bytes // torch.empty((), dtype=dtype).element_size()
-        tensor = torch.frombuffer(self._array(), dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype)
+        count = self._bytes // torch.empty((), dtype=dtype, device="cpu").element_size()
+        tensor = torch.frombuffer(self._array(), dtype=dtype, count=count) if count else \
+            torch.empty(0, dtype=dtype, device="cpu")
         return tensor if shape is None else _shaped(tensor, shape)
 
     def fileno(self):

@@ -34,7 +34,8 @@ _DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _l
 
 # Gradients taken away during backward are kept until they have left the device; no more bytes than this wait.
 _BYTES_UNDER_WAY = 256 << 20
-# Elements that pass through a scratch tensor at a time where types differ.
+# Elements that pass through a scratch tensor at a time where types differ. Memory that the library writes to says its
+# type and device: torch.set_default_dtype() and set_default_device() are the program's.
 _CHUNK = 1 << 18
 
 
@@ -73,7 +74,7 @@ class _Parameter:
         self.stride = p.stride()
         self.order = sorted(range(p.dim()), key=lambda d: -self.stride[d])
         # Memory with gaps (a column of a larger tensor) is refilled into a dense copy, and copied from there.
-        self.dense = None if _is_dense(p) else torch.empty(p.shape, dtype=p.dtype)
+        self.dense = None if _is_dense(p) else torch.empty(p.shape, dtype=p.dtype, device="cpu")
         if self.dense is not None:
             self.order = list(range(p.dim()))
             self.copy_in()
@@ -97,8 +98,8 @@ class _Parameter:
         """A new tensor of the parameter's shape whose flat() is a view."""
         p = self.tensor
         if self.dense is not None:
-            return torch.empty(p.shape, dtype=dtype)
-        return torch.empty_strided(p.shape, p.stride(), dtype=dtype)
+            return torch.empty(p.shape, dtype=dtype, device="cpu")
+        return torch.empty_strided(p.shape, p.stride(), dtype=dtype, device="cpu")
 
 
 def _is_dense(p):
@@ -407,7 +408,7 @@ class _Offloaded(torch.optim.Optimizer):
             for at in range(0, count, _CHUNK):
                 n = min(_CHUNK, count - at)
                 part = flat[start + at:start + at + n]
-                master = torch.empty(n)
+                master = torch.empty(n, dtype=torch.float32, device="cpu")
                 lib.offstage_state_read(self._handle, number, _lib.MASTER, at, n, master.data_ptr())
                 differs = master.to(p.dtype).view(bits) != part.view(bits)
                 if differs.any():
@@ -752,7 +753,7 @@ class _Offloaded(torch.optim.Optimizer):
         for record, step in zip(self._parameters, steps):
             if not step:
                 continue  # as torch: no state before the first gradient
-            out[record.tensor] = entry = {"step": torch.tensor(float(step), dtype=torch.float32)}
+            out[record.tensor] = entry = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
             kinds = [("exp_avg", _lib.EXP_AVG), ("exp_avg_sq", _lib.EXP_AVG_SQ)]
             if record.tensor.dtype != torch.float32:
                 kinds.append(("master", _lib.MASTER))
@@ -841,7 +842,7 @@ class _Offloaded(torch.optim.Optimizer):
         if not entry and not self._steps(record):
             record.version = None
             return
-        zero = None if entry else torch.zeros(1).expand(min(_CHUNK, max(1, record.tensor.numel())))
+        zero = None if entry else torch.zeros(min(_CHUNK, max(1, record.tensor.numel())), dtype=torch.float32, device="cpu")
         kinds = [("exp_avg", _lib.EXP_AVG), ("exp_avg_sq", _lib.EXP_AVG_SQ)]
         master = entry.get("master") if entry else None
         if master is not None and master.dtype == torch.float32 and record.tensor.dtype != torch.float32:

@@ -73,7 +73,7 @@ class Sharding:
         digest = 0
         for count in mine:
             digest = (digest * 1000003 + count + 1) % (1 << 61)
-        low = torch.tensor([digest, -digest], dtype=torch.int64)
+        low = torch.tensor([digest, -digest], dtype=torch.int64, device="cpu")
         dist.all_reduce(low, op=dist.ReduceOp.MIN, group=self.group)
         if int(low[0]) != -int(low[1]):
             raise RuntimeError("the ranks gave the optimizer different parameters: with shard=True all ranks need the same, in "
@@ -108,8 +108,8 @@ class Sharding:
                     pieces.append((record, start + first - at, last - first))
         largest = max([window.share for window in windows], default=0)
         if self._part is None or self._part.numel() < largest:
-            self._whole = torch.zeros(largest * self.world)
-            self._part = torch.zeros(largest)
+            self._whole = torch.zeros(largest * self.world, dtype=torch.float32, device="cpu")
+            self._part = torch.zeros(largest, dtype=torch.float32, device="cpu")
         self.windows += windows
         return pieces
 
@@ -128,7 +128,7 @@ class Sharding:
         Sums gradients over the ranks and drains this rank's share of the sums. gradient(record) gives the elements of one.
         Returns the records that have a gradient on any rank; a rank that has none of it adds zero.
         """
-        has = torch.tensor([record.tensor.grad is not None for record in records], dtype=torch.int32)
+        has = torch.tensor([record.tensor.grad is not None for record in records], dtype=torch.int32, device="cpu")
         dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self.group)
         present = [record for record, flag in zip(records, has.tolist()) if flag]
         chosen = {id(record) for record in present}
@@ -163,7 +163,7 @@ class Sharding:
         for window in self.windows:
             if not any(id(segment[0]) in chosen for segment in window.segments):
                 continue
-            size = torch.empty((), dtype=window.dtype).element_size()
+            size = torch.empty((), dtype=window.dtype, device="cpu").element_size()
             whole = self._whole.view(torch.uint8)[:window.share * self.world * size]
             part = self._part.view(torch.uint8)[:window.share * size]
             typed = part.view(window.dtype)
@@ -179,19 +179,19 @@ class Sharding:
 
     def sum(self, value):
         """The sum of a number over the ranks; the same bits on all of them."""
-        total = torch.tensor([value], dtype=torch.float64)
+        total = torch.tensor([value], dtype=torch.float64, device="cpu")
         dist.all_reduce(total, group=self.group)
         return float(total)
 
     def least(self, value, bound):
         """The least of an index over the ranks; None (nobody has one) counts as none."""
-        index = torch.tensor([bound if value is None else value], dtype=torch.int64)
+        index = torch.tensor([bound if value is None else value], dtype=torch.int64, device="cpu")
         dist.all_reduce(index, op=dist.ReduceOp.MIN, group=self.group)
         return None if int(index) == bound else int(index)
 
     def most(self, values):
         """The largest of each number over the ranks."""
-        counts = torch.tensor(values, dtype=torch.int64)
+        counts = torch.tensor(values, dtype=torch.int64, device="cpu")
         dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self.group)
         return counts.tolist()
 

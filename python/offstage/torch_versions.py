@@ -15,7 +15,7 @@ def optimizer_defaults(torch_class, lr, betas, eps, weight_decay, **options):
     doesn't have (fused and differentiable are not in 1.13's AdamW) change nothing here and are left out; None is
     this version's own default.
     """
-    probe = torch.zeros(1, requires_grad=True)
+    probe = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
     known = dict(torch_class([probe]).defaults)
     kept = {name: value for name, value in options.items() if name in known and value is not None}
     # fused=True on a probe only checks that the device has it; the choice itself is recorded below.

@@ -413,3 +413,45 @@ def test_gradient_checkpointing_works(model):
             o.zero_grad()
     for p, q in zip(ours.parameters(), theirs.parameters()):
         assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_programs_default_type_changes_nothing(model, default):
+    """torch.set_default_dtype() is how some programs make their models; scratch memory of this package isn't theirs."""
+    ours, theirs = twins(model)
+    a, b = offstage.AdamW(ours.parameters(), lr=1e-2), torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    torch.set_default_dtype(default)
+    try:
+        for seed in range(3):
+            for m, optimizer in ((ours, a), (theirs, b)):
+                set_gradients(m.parameters(), seed)
+                optimizer.step()
+                with torch.no_grad():
+                    m[1].weight.mul_(0.5)  # is read anew
+        state = a.state_dict()
+        a.load_state_dict(state)
+        for m, optimizer in ((ours, a), (theirs, b)):
+            set_gradients(m.parameters(), 9)
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="torch.set_default_device is new in torch 2.0")
+def test_the_programs_default_device_changes_nothing(model):
+    before = [p.detach().clone() for p in model.parameters()]
+    torch.set_default_device("meta")
+    try:
+        optimizer = offstage.AdamW(model.parameters(), lr=1e-2)
+        for p, value in zip(model.parameters(), before):
+            p.grad = value.clone()
+        optimizer.step()
+        with torch.no_grad():
+            model[1].weight.mul_(0.5)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    finally:
+        torch.set_default_device("cpu")
+    assert optimizer.last_step.updated == len(before)
