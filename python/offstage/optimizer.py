@@ -103,7 +103,9 @@ class _Parameter:
 
 
 def _is_dense(p):
-    """Whether the elements fill one run of memory, in any order of dimensions, each once."""
+    """Whether the elements fill one run of memory, in any order of dimensions, each once and with its own sign."""
+    if p.is_neg():
+        return False
     expected = 1
     for size, stride in sorted(zip(p.shape, p.stride()), key=lambda pair: (pair[1], pair[0])):
         if size > 1:
@@ -468,7 +470,8 @@ class _Offloaded(torch.optim.Optimizer):
         if gradient.device.type != "cpu":
             raise RuntimeError(f"the gradient of parameter {record.name} is on {gradient.device}: this version drains from "
                                "host memory only")
-        return record.flat(gradient.detach())
+        # One dimension stays what it is in reshape(), with gaps or expanded; a view may be negated in name only.
+        return record.flat(gradient.detach().resolve_neg()).contiguous()
 
     def _listen(self, record):
         """Has a parameter's gradient drained when backward has completed it. The hook must not keep the optimizer."""

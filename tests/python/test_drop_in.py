@@ -455,3 +455,37 @@ def test_the_programs_default_device_changes_nothing(model):
     finally:
         torch.set_default_device("cpu")
     assert optimizer.last_step.updated == len(before)
+
+
+@pytest.mark.parametrize("drain", ["step", "backward"])
+@pytest.mark.parametrize("kind", ["every second", "expanded", "negated view"])
+def test_a_gradient_that_is_a_view_is_drained_as_it_reads(kind, drain):
+    """One dimension is already flat, and yet its elements may lie apart, be one place in memory, or be negated lazily."""
+    def gradient():
+        if kind == "every second":
+            return torch.arange(12.0)[::2]
+        if kind == "expanded":
+            return torch.full((1,), 2.0).expand(6)
+        return torch.complex(torch.zeros(6), torch.arange(6.0) - 2).conj().imag
+
+    ours, theirs = torch.nn.Parameter(torch.ones(6)), torch.nn.Parameter(torch.ones(6))
+    a, b = offstage.AdamW([ours], drain=drain), torch.optim.AdamW([theirs])
+    for _ in range(2):
+        ours.grad, theirs.grad = gradient(), gradient()
+        a.step()
+        b.step()
+        assert a.last_step.norm == pytest.approx(float(gradient().norm()))
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_that_is_a_negated_view_is_updated_as_it_reads():
+    def parameter():
+        return torch.nn.Parameter(torch.complex(torch.zeros(6), torch.arange(6.0) - 2).conj().imag)
+
+    ours, theirs = parameter(), parameter()
+    a, b = offstage.AdamW([ours], lr=0.1), torch.optim.AdamW([theirs], lr=0.1)
+    for _ in range(2):
+        ours.grad, theirs.grad = torch.arange(6.0), torch.arange(6.0)
+        a.step()
+        b.step()
+    assert torch.allclose(ours.detach().clone(), theirs.detach().clone(), rtol=1e-5, atol=1e-6)
