@@ -53,8 +53,8 @@ class StepResult(NamedTuple):
 class _Parameter:
     """One parameter as the library has it. Elements are counted in the order in which they lie in memory."""
 
-    __slots__ = ("tensor", "name", "group", "count", "dtype", "pieces", "address", "stride", "version", "order", "dense",
-                 "hook")
+    __slots__ = ("tensor", "name", "group", "count", "dtype", "shape", "pieces", "address", "stride", "version", "order",
+                 "dense", "hook")
 
     def __init__(self, tensor, name, group):
         self.tensor = tensor
@@ -62,6 +62,7 @@ class _Parameter:
         self.group = group
         self.count = tensor.numel()
         self.dtype = tensor.dtype
+        self.shape = tensor.shape
         self.pieces = []  # (number in the library, first element, elements)
         self.version = None  # unknown: somebody else may have written
         self.hook = None
@@ -79,6 +80,10 @@ class _Parameter:
             self.order = list(range(p.dim()))
             self.copy_in()
 
+    def lies_as(self):
+        """In which order the elements lie. Dimensions of one element say nothing about that."""
+        return [d for d in self.order if self.shape[d] > 1]
+
     def copy_in(self):
         if self.dense is not None:
             self.dense.copy_(self.tensor.detach())
@@ -95,11 +100,10 @@ class _Parameter:
         return tensor.permute(self.order).reshape(-1)
 
     def like(self, dtype):
-        """A new tensor of the parameter's shape whose flat() is a view."""
-        p = self.tensor
+        """A new tensor of the parameter's shape whose flat() is a view, also if the parameter lies elsewhere by now."""
         if self.dense is not None:
-            return torch.empty(p.shape, dtype=dtype, device="cpu")
-        return torch.empty_strided(p.shape, p.stride(), dtype=dtype, device="cpu")
+            return torch.empty(self.shape, dtype=dtype, device="cpu")
+        return torch.empty_strided(self.shape, self.stride, dtype=dtype, device="cpu")
 
 
 def _is_dense(p):
@@ -386,15 +390,37 @@ class _Offloaded(torch.optim.Optimizer):
     def _move(self, record):
         """The parameter's memory is another one (p.data was set)."""
         p = record.tensor
-        if p.numel() != record.count or p.dtype != record.dtype:
-            raise RuntimeError(f"parameter {record.name} has {p.numel()} elements of {p.dtype} now, and had {record.count} of "
-                               f"{record.dtype} when its state was made: make a new optimizer after such a change")
+        if p.shape != record.shape or p.dtype != record.dtype:
+            raise RuntimeError(f"parameter {record.name} has shape {tuple(p.shape)} and type {p.dtype} now, and had "
+                               f"{tuple(record.shape)} and {record.dtype} when its state was made: make a new optimizer after "
+                               "such a change")
         _refuse(record.name, p)
+        before = record.lies_as(), record.order
         record.locate()
+        if record.lies_as() != before[0]:
+            self._reorder(record, before[1])
         for number, start, count in record.pieces:
             if count:
                 lib.offstage_rebind(self._handle, number, self._piece_address(record, start))
         record.version = None
+
+    def _reorder(self, record, before):
+        """The parameter's elements lie in another order than `before` (channels_last, say): so must those of its state."""
+        shape = [record.shape[d] for d in before]
+        back = sorted(range(len(before)), key=before.__getitem__)
+        for which in (_lib.MASTER, _lib.EXP_AVG, _lib.EXP_AVG_SQ):
+            flat = torch.zeros(record.count, dtype=torch.float32, device="cpu")
+            self._copy_state(record, which, flat, lib.offstage_state_read)
+            if self._sharding is not None:
+                self._sharding.merge(flat)
+            flat = record.flat(flat.view(shape).permute(back)).contiguous()
+            self._copy_state(record, which, flat, lib.offstage_state_write)
+
+    def _copy_state(self, record, which, flat, copy):
+        """Reads or writes this process's pieces of a parameter's state, in or out of `flat`, which has all elements."""
+        for number, start, count in record.pieces:
+            if count:
+                copy(self._handle, number, which, 0, count, flat.data_ptr() + 4 * start)
 
     def _take(self, record):
         """
@@ -745,7 +771,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _read_state(self):
         """{parameter: its state under torch's names}, in new tensors. Collective with shard=True."""
-        handle = self._use()
+        self._use()
         if self._drained:
             raise RuntimeError("state was asked for after gradients of the next step had been drained: ask between step() and "
                                "backward()")
@@ -761,17 +787,15 @@ class _Offloaded(torch.optim.Optimizer):
             if record.tensor.dtype != torch.float32:
                 kinds.append(("master", _lib.MASTER))
             for name, which in kinds:
-                entry[name] = self._read_one(handle, record, which)
+                entry[name] = self._read_one(record, which)
         return defaultdict(dict, out)
 
-    def _read_one(self, handle, record, which):
+    def _read_one(self, record, which):
         value = record.like(torch.float32)
         flat = record.flat(value)
         if self._sharding is not None:
             flat.zero_()
-        for number, start, count in record.pieces:
-            if count:
-                lib.offstage_state_read(handle, number, which, 0, count, flat.data_ptr() + 4 * start)
+        self._copy_state(record, which, flat, lib.offstage_state_read)
         if self._sharding is not None:
             self._sharding.merge(flat)
         if which != _lib.MASTER and self._options["moment_dtype"] == torch.bfloat16:

@@ -489,3 +489,28 @@ def test_a_parameter_that_is_a_negated_view_is_updated_as_it_reads():
         a.step()
         b.step()
     assert torch.allclose(ours.detach().clone(), theirs.detach().clone(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_follows_a_parameter_into_another_memory_format(dtype):
+    """model.to(memory_format=torch.channels_last) in the middle of training: the same elements in another order."""
+    torch.manual_seed(2)
+    ours = torch.nn.Conv2d(3, 4, 3).to(dtype)
+    _, theirs = twins(ours)
+    a, b = offstage.AdamW(ours.parameters(), lr=1e-2), offstage.AdamW(theirs.parameters(), lr=1e-2)
+    for seed in range(3):
+        for m, optimizer in ((ours, a), (theirs, b)):
+            set_gradients(m.parameters(), seed)
+            optimizer.step()
+    ours.to(memory_format=torch.channels_last)
+    assert ours.weight.stride() != theirs.weight.stride()
+    assert same_bits(a.state_dict()["state"][0]["exp_avg"], b.state_dict()["state"][0]["exp_avg"])
+    for seed in range(3, 6):
+        for m, optimizer in ((ours, a), (theirs, b)):
+            set_gradients(m.parameters(), seed)
+            optimizer.step()
+    entries, others = a.state_dict()["state"], b.state_dict()["state"]
+    for k, (p, q) in enumerate(zip(ours.parameters(), theirs.parameters())):
+        assert same_bits(p, q)
+        for name, value in others[k].items():
+            assert same_bits(entries[k][name], value), name
