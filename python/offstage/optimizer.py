@@ -53,13 +53,14 @@ class StepResult(NamedTuple):
 class _Parameter:
     """One parameter as the library has it. Elements are counted in the order in which they lie in memory."""
 
-    __slots__ = ("tensor", "name", "group", "count", "dtype", "shape", "pieces", "address", "stride", "version", "order",
+    __slots__ = ("tensor", "name", "group", "slot", "count", "dtype", "shape", "pieces", "address", "stride", "version", "order",
                  "dense", "hook")
 
     def __init__(self, tensor, name, group):
         self.tensor = tensor
         self.name = name
-        self.group = group
+        self.group = group  # index into param_groups now; None: it was taken out of them
+        self.slot = None  # index of its group in the library
         self.count = tensor.numel()
         self.dtype = tensor.dtype
         self.shape = tensor.shape
@@ -285,33 +286,46 @@ class _Offloaded(torch.optim.Optimizer):
                 self.param_groups.pop()
                 raise
 
-    def _newcomers(self):
+    def _place(self):
         """
-        (parameter, name, group) of those that the library doesn't have yet. Frozen ones are left out: they cost nothing
-        until they are thawed.
+        Looks in which group each parameter is now, if in any: groups are lists that the trainer may change. Gives the
+        newcomers, as (parameter, name, group): those that the library doesn't have yet. Frozen ones are left out: they
+        cost nothing until they are thawed.
         """
         found = []
         seen = set()
         position = 0
+        for record in self._parameters:
+            record.group = None
         for index, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for k, p in enumerate(group["params"]):
-                name = names[k] if names else f"param.{position}"
-                position += 1
-                if p in self._known or p in seen:  # the same tensor twice in a group is one parameter
-                    continue
-                if p.requires_grad or p.grad is not None:
+                record = self._known.get(p)
+                if record is not None:
+                    record.group = index
+                elif p not in seen and (p.requires_grad or p.grad is not None):  # the same one twice is one parameter
                     seen.add(p)
-                    found.append((p, name, index))
+                    found.append((p, names[k] if names else f"param.{position}", index))
+                position += 1
         return found
+
+    def _assign_slots(self, added):
+        """Gives new parameters the library's number of their group: the group's index, unless groups were taken out."""
+        slots = {r.group: r.slot for r in self._parameters if r.group is not None}
+        taken = {r.slot for r in self._parameters}
+        for record in added:
+            slot = slots.get(record.group)
+            if slot is None:
+                slot = record.group if record.group not in taken else 1 + max(taken)
+                slots[record.group] = slot
+                taken.add(slot)
+            record.slot = slot
 
     def _check_overlap(self, newcomers):
         """Two parameters that share memory would each be refilled over the other's update."""
-        spans = [(r.address, r.address + r.tensor.numel() * r.tensor.element_size(), r.name)
-                 for r in self._parameters if r.dense is None and r.tensor.numel()]
-        spans += [(p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name)
-                  for p, name, _ in newcomers if p.numel() and _is_dense(p)]
-        spans.sort()
+        live = [(r.tensor, r.name) for r in self._parameters if r.group is not None] + [(p, name) for p, name, _ in newcomers]
+        spans = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name) for p, name in live
+                       if p.numel() and _is_dense(p))
         for (_, end, name), (begin, _, other) in zip(spans, spans[1:]):
             if begin < end:
                 raise ValueError(f"parameters {name} and {other} share memory, and each would be overwritten with the other's "
@@ -324,6 +338,7 @@ class _Offloaded(torch.optim.Optimizer):
             _refuse(name, p)
         self._check_overlap(newcomers)
         added = [_Parameter(*newcomer) for newcomer in newcomers]
+        self._assign_slots(added)
         if self._sharding is None:
             pieces = [(record, 0, record.tensor.numel()) for record in added]
         else:
@@ -340,7 +355,7 @@ class _Offloaded(torch.optim.Optimizer):
                 name = f"{record.name}#{first + k}"
             names.add(name)
             array[k] = _lib.Tensor(
-                group=record.group, name=_lib.text(name), count=count,
+                group=record.slot, name=_lib.text(name), count=count,
                 param_dtype=_DTYPES[record.tensor.dtype],
                 grad_dtype=_lib.F32 if self._sharding else _DTYPES[torch_versions.gradient_dtype(record.tensor)],
                 param=self._piece_address(record, start) if count else None)
@@ -370,13 +385,22 @@ class _Offloaded(torch.optim.Optimizer):
         Between steps, before the first gradient of the next one is drained: takes in what changed since. New parameters,
         moved ones, and ones that somebody else wrote to.
         """
-        newcomers = self._newcomers()
+        out = [record for record in self._parameters if record.group is None]
+        newcomers = self._place()
+        live = [record for record in self._parameters if record.group is not None]
+        moved = [record for record in live
+                 if record.tensor.data_ptr() != record.address or record.tensor.stride() != record.stride]
+        for record in moved:
+            self._check_moved(record)
         if newcomers:
             self._add(newcomers)
-        for record in self._parameters:
+            live += self._parameters[-len(newcomers):]
+        elif moved or any(record.group is not None for record in out):
+            self._check_overlap(())
+        for record in moved:
+            self._move(record)
+        for record in live:
             p = record.tensor
-            if p.data_ptr() != record.address or p.stride() != record.stride:
-                self._move(record)
             if p._version != record.version:
                 record.copy_in()
                 self._take(record)
@@ -387,14 +411,17 @@ class _Offloaded(torch.optim.Optimizer):
             if record.hook is None and self._options["drain"] == "backward" and p.requires_grad:
                 self._listen(record)
 
-    def _move(self, record):
-        """The parameter's memory is another one (p.data was set)."""
+    @staticmethod
+    def _check_moved(record):
         p = record.tensor
         if p.shape != record.shape or p.dtype != record.dtype:
             raise RuntimeError(f"parameter {record.name} has shape {tuple(p.shape)} and type {p.dtype} now, and had "
                                f"{tuple(record.shape)} and {record.dtype} when its state was made: make a new optimizer after "
                                "such a change")
         _refuse(record.name, p)
+
+    def _move(self, record):
+        """The parameter's memory is another one (p.data was set)."""
         before = record.lies_as(), record.order
         record.locate()
         if record.lies_as() != before[0]:
@@ -468,10 +495,18 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _groups(self):
         """The hyperparameters as they are now, as the library takes them."""
-        groups = (_lib.Group * len(self.param_groups))()
-        for out, group in zip(groups, self.param_groups):
-            self._check_group(group)
+        index = {}
+        for record in self._parameters:
+            if record.group is not None and index.setdefault(record.slot, record.group) != record.group:
+                raise RuntimeError(f"parameter {record.name} was moved to another parameter group and others of its group were "
+                                   "not, which would need state of another layout: make a new optimizer, and "
+                                   "load_state_dict() into it to go on")
+        groups = (_lib.Group * max([1] + [record.slot + 1 for record in self._parameters]))()
+        for out in groups:  # those that were taken out
             out.size = ctypes.sizeof(_lib.Group)
+        for slot, k in index.items():
+            out, group = groups[slot], self.param_groups[k]
+            self._check_group(group)
             out.lr = float(group["lr"])
             out.beta1, out.beta2 = (float(beta) for beta in group["betas"])
             out.eps = float(group["eps"])
@@ -515,6 +550,8 @@ class _Offloaded(torch.optim.Optimizer):
         with self._lock:
             self._begin()
             record = self._known[p]
+            if record.group is None:
+                return  # it was taken out of the groups
             if p.grad is None:
                 raise RuntimeError(f"the gradient of parameter {record.name} was taken away before it could be drained: another "
                                    "optimizer with drain='backward' has the same parameter, a hook cleared it, or two "
@@ -650,13 +687,13 @@ class _Offloaded(torch.optim.Optimizer):
                           "'raise' stops", RuntimeWarning, stacklevel=4)
 
     def _one_step(self, loss_scale):
-        groups = self._groups()
         if self._sharding is not None:
-            return self._sharded_step(groups, loss_scale)
+            return self._sharded_step(loss_scale)
         if self._options["drain"] == "backward":
-            return self._backward_step(groups, loss_scale)
+            return self._backward_step(loss_scale)
         self._begin()
-        with_gradient = [record for record in self._parameters if record.tensor.grad is not None]
+        groups = self._groups()
+        with_gradient = [record for record in self._parameters if record.group is not None and record.tensor.grad is not None]
         # Kept in a list until they have left: putting them in the parameter's order may have made copies.
         memory = [self._gradient(record) for record in with_gradient]
         calls = [(record.pieces[0][0], gradient.data_ptr()) for record, gradient in zip(with_gradient, memory)]
@@ -671,14 +708,17 @@ class _Offloaded(torch.optim.Optimizer):
             self._arrived(with_gradient)
         return self._told(result, skipped, faults)
 
-    def _backward_step(self, groups, loss_scale):
+    def _backward_step(self, loss_scale):
         """The step when gradients have been drained during backward."""
         if self._drained:
+            self._place()
+            groups = self._groups()
             self._check_untouched(groups, loss_scale)
         else:
             self._begin()  # only now: there was no gradient, or it was set by hand
+            groups = self._groups()
         for record in self._parameters:
-            if record.tensor.grad is not None:  # set by hand, or thawed during the backward pass
+            if record.group is not None and record.tensor.grad is not None:  # set by hand, or thawed during the backward pass
                 self._drain_one(record)
         options = None if self._announced is not None else byref(self._step_options(groups, loss_scale))
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -710,9 +750,14 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _check_untouched(self, groups, loss_scale):
         """Gradients have been drained during backward; what changed since can't be taken into this step any more."""
+        for record in self._taken:
+            if record.group is None:
+                raise RuntimeError(f"parameter {record.name} was taken out of the groups between backward() and step(), when its "
+                                   "gradient had been drained already: do it before backward(), or use drain='step'. The "
+                                   "gradients were dropped (with early=True: what was updated stays)")
         for record in self._parameters:
             p = record.tensor
-            if p.data_ptr() != record.address or p._version != record.version:
+            if record.group is not None and (p.data_ptr() != record.address or p._version != record.version):
                 raise RuntimeError(f"parameter {record.name} was written to or moved between backward() and step(), when its "
                                    "gradient had been drained already: change parameters before backward(), or use "
                                    "drain='step'. The gradients were dropped (with early=True: what was updated stays)")
@@ -721,12 +766,13 @@ class _Offloaded(torch.optim.Optimizer):
                                "early=True updates during backward: the step was ended with those of before; change them "
                                "before backward()")
 
-    def _sharded_step(self, groups, loss_scale):
+    def _sharded_step(self, loss_scale):
         sharding = self._sharding
         self._settle()
+        groups = self._groups()
         self._drained = True
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        present = sharding.drain(self._handle, self._parameters, self._gradient)
+        present = sharding.drain(self._handle, [r for r in self._parameters if r.group is not None], self._gradient)
         sumsq = c_double()
         lib.offstage_drain_finish(self._handle, byref(sumsq))
         total = sharding.sum(sumsq.value)
@@ -775,11 +821,13 @@ class _Offloaded(torch.optim.Optimizer):
         if self._drained:
             raise RuntimeError("state was asked for after gradients of the next step had been drained: ask between step() and "
                                "backward()")
-        steps = [self._steps(record) for record in self._parameters]
+        self._place()
+        live = [record for record in self._parameters if record.group is not None]
+        steps = [self._steps(record) for record in live]
         if self._sharding is not None:
             steps = self._sharding.most(steps)
         out = {}
-        for record, step in zip(self._parameters, steps):
+        for record, step in zip(live, steps):
             if not step:
                 continue  # as torch: no state before the first gradient
             out[record.tensor] = entry = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
@@ -875,10 +923,11 @@ class _Offloaded(torch.optim.Optimizer):
         if master is not None and master.dtype == torch.float32 and record.tensor.dtype != torch.float32:
             kinds.append(("master", _lib.MASTER))
         else:
-            # Low bits of another run's master must not stay.
-            record.copy_in()
+            # Low bits of another run's master must not stay. Of one that was taken out, nobody knows where it lies.
+            if record.group is not None:
+                record.copy_in()
             for number, _, count in record.pieces:
-                if count:
+                if count and record.group is not None:
                     lib.offstage_reload(handle, number)
         for name, which in kinds:
             flat = record.flat(entry[name].detach()) if entry else None

@@ -514,3 +514,75 @@ def test_state_follows_a_parameter_into_another_memory_format(dtype):
         assert same_bits(p, q)
         for name, value in others[k].items():
             assert same_bits(entries[k][name], value), name
+
+
+@pytest.mark.parametrize("drain", ["step", "backward"])
+def test_groups_and_parameters_can_be_taken_out_replaced_and_put_back(drain):
+    """As torch.optim has it: what is in param_groups at the step is updated, with the values of its group."""
+    def run(kind, **options):
+        ps = [torch.nn.Parameter(torch.ones(3) * k) for k in range(1, 5)]
+        optimizer = kind([dict(params=[ps[0]], lr=0.3), dict(params=[ps[1], ps[2]], lr=0.1), dict(params=[ps[3]], lr=0.02)],
+                         **options)
+        seed = 0
+
+        def step():
+            nonlocal seed
+            for k, p in enumerate(ps):
+                generator = torch.Generator().manual_seed(100 * seed + k)
+                p.grad = None
+                (p * torch.randn(p.shape, generator=generator)).sum().backward()
+            optimizer.step()
+            seed += 1
+
+        step()
+        first = optimizer.param_groups.pop(0)
+        step()
+        ps.append(torch.nn.Parameter(ps[2].detach()))  # the same memory: the old one isn't updated any more
+        optimizer.param_groups[0]["params"][1] = ps[-1]
+        step()
+        optimizer.param_groups.append(first)
+        step()
+        optimizer.param_groups.reverse()
+        step()
+        return ps, optimizer
+
+    ours, a = run(offstage.AdamW, drain=drain)
+    theirs, b = run(torch.optim.AdamW)
+    for p, q in zip(ours, theirs):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+    state = a.state_dict()["state"]  # torch's own fails with a KeyError once a parameter was taken out
+    for key, p in enumerate(p for group in b.param_groups for p in group["params"]):
+        assert torch.allclose(state[key]["exp_avg"], b.state[p]["exp_avg"], rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_one_group_that_part_are_refused_with_nothing_changed():
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = offstage.AdamW([dict(params=[p, q]), dict(params=[torch.nn.Parameter(torch.ones(3))])])
+    set_gradients([p, q], 0)
+    optimizer.step()
+    before = p.detach().clone()
+    optimizer.param_groups[1]["params"].append(optimizer.param_groups[0]["params"].pop())
+    with pytest.raises(RuntimeError, match="param.1 was moved"):
+        optimizer.step()
+    assert same_bits(p, before)
+
+
+def test_a_parameter_taken_out_between_backward_and_step_is_refused_when_its_gradient_is_gone(model):
+    optimizer = offstage.AdamW(model.parameters(), drain="backward")
+    loss_of(model, 0).backward()
+    optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(RuntimeError, match="between backward"):
+        optimizer.step()
+
+
+def test_weights_tied_through_data_later_are_refused(model):
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = offstage.AdamW([p, q])
+    set_gradients([p, q], 0)
+    optimizer.step()
+    q.data = p.data
+    for _ in range(2):
+        with pytest.raises(ValueError, match="share memory"):
+            optimizer.step()
+    q.data = torch.zeros(3)
+    optimizer.step()
