@@ -159,8 +159,8 @@ modules:
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma
-check-kmod: $(BUILD)/vm-tests/test_module
-	@scripts/run-unit $(BUILD)/vm-tests/test_module
+check-kmod: $(BUILD)/vm-tests/test_module $(UNIT_BINS)
+	@scripts/run-unit $(BUILD)/vm-tests/test_module $(UNIT_BINS)
 
 # ---- installation -------------------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ enum offstage_placement {
 struct offstage_options {
 	uint32_t size;
 	uint32_t threads;	/* of the update; 0: see offstage_info.threads_why */
-	const char *provider;	/* "user"; NULL: OFFSTAGE_PROVIDER, else the best there is */
+	const char *provider;	/* "kmod" (/dev/offstage), "user"; NULL: OFFSTAGE_PROVIDER, else the best there is */
 	const char *isa;	/* "c", "avx2", "avx512", "avx512bf16", "neon"; NULL: OFFSTAGE_ISA, else the best there is */
 	uint64_t budget;	/* hard ceiling of all buffers' backed bytes; 0: none */
 	uint32_t lock;		/* enum offstage_want, for buffers that say DEFAULT */
@@ -113,7 +113,7 @@ struct offstage_info {
 	uint32_t size;
 	uint32_t threads;	/* of the update, the calling thread included */
 	char version[16];
-	char provider[16];	/* "user" */
+	char provider[16];	/* "kmod" or "user" */
 	char isa[16];		/* in use */
 	char isas[96];		/* every ISA that this build has and this CPU runs, best first, separated by blanks */
 	char threads_why[160];	/* how the number of threads came about */
@@ -252,7 +252,7 @@ struct offstage_buffer_info {
 	uint64_t locked;	/* bytes; 0 or backed */
 	uint32_t page_size;	/* of the pages that hold most of it */
 	uint32_t nodes;		/* on how many nodes bytes were found */
-	char memory[16];	/* "hugetlb", "shmem", "private" or "none" */
+	char memory[16];	/* "kmod", "hugetlb", "shmem", "private" or "none" */
 	char why[160];		/* why the pages are no larger, or it isn't locked; "" when all was got */
 };
 int offstage_buffer_info(struct offstage_buffer *buffer, struct offstage_buffer_info *info);

@@ -230,7 +230,7 @@ int offstage_feature(uint32_t index, struct offstage_feature *out)
 {
 	static const struct { const char *name; int on; const char *why; } features[] = {
 		{ "numa-placement", HAVE_LIBNUMA, LIBNUMA_WHY },
-		{ "module", 0, "this version has no provider for /dev/offstage" },
+		{ "module", 1, "" },	/* of the machine, asked below */
 		{ "cuda", 0, "this version has no backend for CUDA devices" },
 		{ "nvme-tier", 0, "this version has no tier on files" },
 	};
@@ -241,5 +241,9 @@ int offstage_feature(uint32_t index, struct offstage_feature *out)
 	feature.on = (uint32_t)features[index].on;
 	snprintf(feature.name, sizeof(feature.name), "%s", features[index].name);
 	snprintf(feature.why, sizeof(feature.why), "%s", features[index].why);
+	if (strcmp(feature.name, "module") == 0 && kmod_ops.probe() != 0) {
+		feature.on = 0;
+		snprintf(feature.why, sizeof(feature.why), "%s", offstage_error());
+	}
 	return struct_out(out, &feature, sizeof(feature), "offstage_feature");
 }

@@ -18,7 +18,8 @@
 #define HUGE_PAGE ((uint64_t)2 << 20)
 #define BYTES_MAX ((uint64_t)1 << 56)	/* beyond any address space; sums of such numbers don't overflow */
 
-static const struct staging_ops *const providers[] = { &user_ops };
+/* Best first. */
+static const struct staging_ops *const providers[] = { &kmod_ops, &user_ops };
 #define N_PROVIDERS (sizeof(providers) / sizeof(*providers))
 
 int staging_pick(const char *name, const struct staging_ops **ops)
@@ -41,7 +42,7 @@ int staging_pick(const char *name, const struct staging_ops **ops)
 			return ret;
 	}
 	if (name)
-		return fail(-ENOENT, "this build has no provider '%s': use 'user', or unset OFFSTAGE_PROVIDER", name);
+		return fail(-ENOENT, "this build has no provider '%s': use 'kmod' or 'user', or unset OFFSTAGE_PROVIDER", name);
 	return fail_in(ret, "no provider of staging memory can be used");
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Buffers: what every provider has in common. A provider is a table of operations in a file of its own (user.c; the
- * kernel module's will be kmod.c) and one line in staging.c. Nothing above knows which one is in use.
+ * Buffers: what every provider has in common. A provider is a table of operations in a file of its own (user.c,
+ * kmod.c) and one line in staging.c. Nothing above knows which one is in use.
  *
  * The common part checks options and limits before a provider is asked, keeps the accounts (budget, requested, backed,
  * locked), and verifies placement after it (law 6).
@@ -78,6 +78,6 @@ int staging_pick(const char *name, const struct staging_ops **ops);
 struct offstage_buffer *buffer_get(struct offstage_buffer *buffer);	/* takes a reference; returns buffer */
 void buffer_put(struct offstage_buffer *buffer);
 
-extern const struct staging_ops user_ops;
+extern const struct staging_ops user_ops, kmod_ops;
 
 #endif

@@ -92,7 +92,7 @@ static void test_context_lives_as_long_as_what_was_made_from_it(void **unused)
 
 static void test_info_says_what_was_got(void **unused)
 {
-	struct offstage_options o = { .size = sizeof(o), .isa = "c", .threads = 2 };
+	struct offstage_options o = { .size = sizeof(o), .isa = "c", .threads = 2, .provider = "user" };
 	struct offstage_info info = { .size = sizeof(info) };
 	struct offstage *ctx;
 

@@ -1362,5 +1362,7 @@ int main(void)
 		T(test_child_of_fork_can_only_close),
 	};
 
+	/* This is about the provider that needs no module, also where there is one. */
+	setenv("OFFSTAGE_PROVIDER", "user", 1);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
