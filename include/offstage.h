@@ -493,9 +493,10 @@ int offstage_step(struct offstage_optimizer *optimizer, const struct offstage_st
 /*
  * Announces this step's options before its last gradients are drained: each subgroup is then updated and refilled as
  * soon as the gradients of all its tensors have been drained once more, and offstage_step(optimizer, NULL, …) ends it.
- * With ACCUMULATE, call it before the last micro-batch; without, before the first gradient (-EBUSY else). For steps
- * with no clipping (max_norm 0) whose gradients are applied as they are (APPLY_NONFINITE): -EINVAL else, because
- * neither can be known before the last gradient. Law 5 ends here: what was updated can't be taken back.
+ * With ACCUMULATE, call it before the last micro-batch (tensors that only earlier ones had a gradient of are updated at
+ * the end); without, before the first gradient (-EBUSY else). For steps with no clipping (max_norm 0) whose gradients are
+ * applied as they are (APPLY_NONFINITE): -EINVAL else, because neither can be known before the last gradient. Law 5 ends
+ * here: what was updated can't be taken back.
  */
 int offstage_step_early(struct offstage_optimizer *optimizer, const struct offstage_step_options *options);
 

@@ -320,10 +320,14 @@ static uint32_t first_nonfinite(const struct offstage_optimizer *o)
 
 /*
  * An early step's subgroups are sent in the order of completion, until its last one is updated; the rest of the refill
- * goes on after the step has ended, as in any other. What never became complete has absent gradients in it.
+ * goes on after the step has ended, as in any other. What never became complete has absent gradients in it, or some that
+ * only earlier micro-batches had: these count as in any other step.
  */
 static void end_early(struct offstage_optimizer *o, bool whole)
 {
+	for (uint32_t i = 0; whole && i < o->n_tensors; i++)
+		if (o->tensors[i].drained)
+			o->tensors[i].action = UPDATE;
 	for (uint32_t i = 0; whole && i < o->n_segments; i++) {
 		const struct segment *s = &o->segments[i];
 		struct subgroup *g = &o->subgroups[s->subgroup];

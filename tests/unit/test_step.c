@@ -309,7 +309,7 @@ static void test_early_step_with_absent_gradients_updates_the_others(void **unus
 	options.flags = OFFSTAGE_STEP_APPLY_NONFINITE;
 	model_open(&m, &s);
 	fill_gradients(&m, 5);
-	drain_all(&m);		/* an earlier micro-batch */
+	OK(offstage_drain(m.o, 7, m.grad[7], NULL));	/* an earlier micro-batch */
 	OK(offstage_step_early(m.o, &options));
 	OK(offstage_drain(m.o, 1, m.grad[1], NULL));
 	OK(offstage_drain(m.o, 7, m.grad[7], NULL));
@@ -321,6 +321,39 @@ static void test_early_step_with_absent_gradients_updates_the_others(void **unus
 	}
 	step(&m);	/* nothing drained: skipped, and everything is whole */
 	model_close(&m);
+}
+
+static void test_early_step_applies_what_only_earlier_micro_batches_had(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32, .subgroup = 10000, .flags = OFFSTAGE_OPTIMIZER_ACCUMULATE };
+	struct offstage_step_options options = step_options();
+	struct offstage_step_result r = { .size = sizeof(r) };
+	size_t n, n2;
+	void *bits[2];
+	struct model m;
+
+	(void)unused;
+	options.flags = OFFSTAGE_STEP_APPLY_NONFINITE;
+	for (int announced = 0; announced < 2; announced++) {
+		model_open(&m, &s);
+		fill_gradients(&m, 5);
+		for (uint32_t k = 0; k < TENSORS; k++)
+			if (k != 3)
+				OK(offstage_drain(m.o, k, m.grad[k], NULL));
+		/* The last micro-batch uses two of them, as experts of a model do. */
+		if (announced)
+			OK(offstage_step_early(m.o, &options));
+		OK(offstage_drain(m.o, 1, m.grad[1], NULL));
+		OK(offstage_drain(m.o, 7, m.grad[7], NULL));
+		OK(offstage_step(m.o, announced ? NULL : &options, &r));
+		OK(offstage_wait(m.o, OFFSTAGE_ALL, NULL));
+		assert_int_equal(r.updated, TENSORS - 1);
+		bits[announced] = snapshot(&m, announced ? &n2 : &n);
+		model_close(&m);
+	}
+	assert_int_equal(n, n2);
+	assert_memory_equal(bits[0], bits[1], n);
+	free(bits[0]), free(bits[1]);
 }
 
 static void test_early_step_refuses_what_it_cannot_know(void **unused)
@@ -1364,6 +1397,7 @@ int main(void)
 		cmocka_unit_test(test_emulated_link_changes_no_bit),
 		cmocka_unit_test(test_early_step_gives_the_same_bits),
 		cmocka_unit_test(test_early_step_with_absent_gradients_updates_the_others),
+		cmocka_unit_test(test_early_step_applies_what_only_earlier_micro_batches_had),
 		cmocka_unit_test(test_early_step_refuses_what_it_cannot_know),
 		cmocka_unit_test(test_micro_batches_add_up_in_fp32),
 		cmocka_unit_test(test_second_gradient_without_accumulation_is_refused),
