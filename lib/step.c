@@ -399,7 +399,8 @@ int offstage_step(struct offstage_optimizer *o, const struct offstage_step_optio
 		if (r.clip > 1)
 			r.clip = 1;
 	}
-	if (!o->early && !isfinite(sumsq) && !(s.flags & OFFSTAGE_STEP_APPLY_NONFINITE))
+	/* A norm that was given may have been taken of something else: what lies here decides, too. */
+	if (!o->early && (!isfinite(sumsq) || r.nonfinite != OFFSTAGE_ALL) && !(s.flags & OFFSTAGE_STEP_APPLY_NONFINITE))
 		r.skipped = OFFSTAGE_SKIP_NONFINITE;
 	else if (!o->drained)
 		r.skipped = OFFSTAGE_SKIP_EMPTY;

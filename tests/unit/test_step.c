@@ -576,6 +576,32 @@ static void test_nonfinite_gradients_are_applied_when_asked(void **unused)
 	model_close(&m);
 }
 
+static void test_given_norm_hides_no_infinity(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32 };
+	struct offstage_step_options options = step_options();
+	struct offstage_step_result r;
+	struct model m;
+	size_t n;
+	void *before, *after;
+
+	(void)unused;
+	model_open(&m, &s);
+	before = snapshot(&m, &n);
+	fill_gradients(&m, 1);
+	((float *)m.grad[4])[77] = INFINITY;
+	drain_all(&m);
+	options.flags = OFFSTAGE_STEP_SUMSQ_GIVEN;
+	options.sumsq = 1;
+	r = step_with(&m, &options);
+	assert_int_equal(r.skipped, OFFSTAGE_SKIP_NONFINITE);
+	assert_int_equal(r.nonfinite, 4);
+	after = snapshot(&m, &n);
+	assert_memory_equal(before, after, n);
+	free(before), free(after);
+	model_close(&m);
+}
+
 static void test_failed_drain_changes_nothing_and_is_told(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 20000 };
@@ -1406,6 +1432,7 @@ int main(void)
 		cmocka_unit_test(test_norm_is_the_same_bits_for_any_cut),
 		cmocka_unit_test(test_skipped_step_leaves_every_bit),
 		cmocka_unit_test(test_nonfinite_gradients_are_applied_when_asked),
+		cmocka_unit_test(test_given_norm_hides_no_infinity),
 		cmocka_unit_test(test_failed_drain_changes_nothing_and_is_told),
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
