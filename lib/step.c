@@ -200,8 +200,10 @@ static int check_options(struct offstage_optimizer *o, struct offstage_step_opti
 		return fail(-EINVAL, "offstage_step_options.flags is %#x: use OFFSTAGE_STEP_* of this version", out->flags);
 	if (!out->loss_scale)
 		out->loss_scale = 1;
-	if (!(out->loss_scale > 0) || !isfinite(out->loss_scale) || !isfinite(1 / out->loss_scale))
-		return fail(-EINVAL, "the loss scale is %g: it must be positive and finite, and so must its inverse",
+	/* Gradients are unscaled in fp32: there the inverse must be neither 0 nor Inf. */
+	if (!(out->loss_scale > 0) || !isfinite(out->loss_scale) || !isfinite((float)(1 / out->loss_scale)) ||
+	    (float)(1 / out->loss_scale) == 0)
+		return fail(-EINVAL, "the loss scale is %g: it must be positive and finite, and so must its inverse in fp32",
 			    out->loss_scale);
 	if (!(out->max_norm >= 0) || !isfinite(out->max_norm))
 		return fail(-EINVAL, "the maximum norm is %g: it must be positive and finite, or 0 for no clipping", out->max_norm);

@@ -602,6 +602,34 @@ static void test_given_norm_hides_no_infinity(void **unused)
 	model_close(&m);
 }
 
+static void test_loss_scale_that_fp32_cannot_undo_is_refused(void **unused)
+{
+	static const double bad[] = { 1e-39, 1e-300, 1e46, 1e300 }, good[] = { 1e-38, 0x1p127, 3e38 };
+	struct setup s = { .dtype = OFFSTAGE_F32 };
+	struct offstage_step_options options = step_options();
+	struct model m;
+
+	(void)unused;
+	model_open(&m, &s);
+	for (int i = 0; i < 4; i++) {
+		options.loss_scale = bad[i];
+		fill_gradients(&m, 1);
+		drain_all(&m);
+		REFUSED(offstage_step(m.o, &options, NULL), -EINVAL, "loss scale");
+		OK(offstage_abandon(m.o));
+	}
+	for (int i = 0; i < 3; i++) {
+		float master;
+
+		options.loss_scale = good[i];
+		drain_all(&m);
+		assert_int_equal(step_with(&m, &options).updated, TENSORS);
+		OK(offstage_state_read(m.o, 0, OFFSTAGE_MASTER, 0, 1, &master));
+		assert_true(isfinite(master));
+	}
+	model_close(&m);
+}
+
 static void test_failed_drain_changes_nothing_and_is_told(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 20000 };
@@ -1433,6 +1461,7 @@ int main(void)
 		cmocka_unit_test(test_skipped_step_leaves_every_bit),
 		cmocka_unit_test(test_nonfinite_gradients_are_applied_when_asked),
 		cmocka_unit_test(test_given_norm_hides_no_infinity),
+		cmocka_unit_test(test_loss_scale_that_fp32_cannot_undo_is_refused),
 		cmocka_unit_test(test_failed_drain_changes_nothing_and_is_told),
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
