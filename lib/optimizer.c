@@ -523,6 +523,9 @@ int offstage_steps_set(struct offstage_optimizer *o, uint32_t tensor, uint64_t s
 	if (ret)
 		return ret;
 	ret = optimizer_check_tensor(o, tensor, false);
+	/* Counted in double by the bias correction; and the one after the last 64-bit number would be step 0. */
+	if (!ret && steps > (uint64_t)1 << 53)
+		ret = fail(-EINVAL, "%llu steps are more than can be counted: at most 2^53", (unsigned long long)steps);
 	if (!ret)
 		ret = optimizer_between_steps(o, "offstage_steps_set()");
 	if (!ret)

@@ -630,6 +630,28 @@ static void test_loss_scale_that_fp32_cannot_undo_is_refused(void **unused)
 	model_close(&m);
 }
 
+static void test_no_step_has_the_number_zero(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32 };
+	struct model m;
+	uint64_t steps;
+	float master;
+
+	(void)unused;
+	model_open(&m, &s);
+	/* The next one would be number 0, and its bias correction a division by zero. */
+	REFUSED(offstage_steps_set(m.o, 0, UINT64_MAX), -EINVAL, "2^53");
+	OK(offstage_steps_set(m.o, 0, (uint64_t)1 << 53));
+	fill_gradients(&m, 1);
+	drain_all(&m);
+	step(&m);
+	OK(offstage_steps_get(m.o, 0, &steps));
+	assert_int_equal(steps, ((uint64_t)1 << 53) + 1);
+	OK(offstage_state_read(m.o, 0, OFFSTAGE_MASTER, 0, 1, &master));
+	assert_true(isfinite(master));
+	model_close(&m);
+}
+
 static void test_failed_drain_changes_nothing_and_is_told(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 20000 };
@@ -1462,6 +1484,7 @@ int main(void)
 		cmocka_unit_test(test_nonfinite_gradients_are_applied_when_asked),
 		cmocka_unit_test(test_given_norm_hides_no_infinity),
 		cmocka_unit_test(test_loss_scale_that_fp32_cannot_undo_is_refused),
+		cmocka_unit_test(test_no_step_has_the_number_zero),
 		cmocka_unit_test(test_failed_drain_changes_nothing_and_is_told),
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
