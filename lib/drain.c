@@ -24,7 +24,8 @@ static bool issue_piece(struct offstage_optimizer *o, struct tensor *t)
 	while (t->issued >= o->segments[i].start + o->segments[i].count)
 		i++;
 	s = &o->segments[i];
-	if (o->subgroups[s->subgroup].slot == SLOT_FREE)
+	/* A slot that is free may be in line for a cast of parameters, see offstage_refill(). */
+	if (o->subgroups[s->subgroup].slot == SLOT_FREE && !o->subgroups[s->subgroup].queued)
 		slot_move(o, s->subgroup, SLOT_FREE, SLOT_FILLING);
 	else if (o->subgroups[s->subgroup].slot != SLOT_FILLING)
 		return false;

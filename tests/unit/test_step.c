@@ -1059,6 +1059,30 @@ static bool numa_balancing(void)
 	return on && access("/sys/devices/system/node/node1", F_OK) == 0;
 }
 
+static void test_drain_may_run_into_a_refill(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 5000 };
+	size_t n, n2;
+	void *alone = train(&s, 3, &n), *together;
+	struct model m;
+
+	(void)unused;
+	model_open(&m, &s);
+	for (int i = 0; i < 3; i++) {
+		/* Slots are free that the refill is going to use. */
+		fill_gradients(&m, 100 + (uint64_t)i);
+		OK(offstage_refill(m.o, NULL, 0));
+		for (uint32_t k = TENSORS; k-- > 0;)
+			OK(offstage_drain(m.o, k, m.grad[k], NULL));
+		step(&m);
+	}
+	together = snapshot(&m, &n2);
+	assert_int_equal(n, n2);
+	assert_memory_equal(alone, together, n);
+	free(alone), free(together);
+	model_close(&m);
+}
+
 static void test_steps_after_the_first_allocate_pin_and_fault_nothing(void **unused)
 {
 	struct offstage_stats before = { .size = sizeof(before) }, after = { .size = sizeof(after) };
@@ -1496,6 +1520,7 @@ int main(void)
 		cmocka_unit_test(test_refill_begins_before_the_update_ends),
 		cmocka_unit_test(test_hooks_may_drain_from_several_threads),
 		cmocka_unit_test(test_drain_may_run_into_the_last_refill),
+		cmocka_unit_test(test_drain_may_run_into_a_refill),
 		cmocka_unit_test(test_steps_after_the_first_allocate_pin_and_fault_nothing),
 		cmocka_unit_test(test_each_byte_crosses_the_link_once),
 		cmocka_unit_test(test_debug_mode_catches_a_write_to_a_landed_gradient),
