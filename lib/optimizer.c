@@ -341,8 +341,10 @@ int offstage_rebind(struct offstage_optimizer *o, uint32_t tensor, void *param)
 	ret = optimizer_check_tensor(o, tensor, false);
 	if (!ret)
 		ret = optimizer_between_steps(o, "offstage_rebind()");
-	if (!ret)
+	if (!ret) {
 		o->tensors[tensor].param = param;
+		o->tensors[tensor].refill_error = 0;	/* it was about another place */
+	}
 	optimizer_leave(o);
 	return ret;
 }

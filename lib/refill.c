@@ -24,6 +24,9 @@ void refill_issue(struct offstage_optimizer *o)
 		if (!o->subgroups[s->subgroup].updated)
 			return;
 		c->segment = o->send[o->send_head++];
+		/* An error stands until what failed to arrive is sent again. */
+		if (!t->sent)
+			t->refill_error = 0;
 		ret = ops->event_record(c->begin, f->stream);
 		if (!ret)
 			ret = ops->copy(f->stream, H2D, (char *)t->param + s->start * size, slot_param(o, s), s->count * size);

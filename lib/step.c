@@ -253,7 +253,6 @@ static void begin_stages(struct offstage_optimizer *o)
 	for (uint32_t i = 0; i < o->n_tensors; i++) {
 		o->tensors[i].action = KEEP;
 		o->tensors[i].returning = o->tensors[i].sent = 0;
-		o->tensors[i].refill_error = 0;
 	}
 	for (uint32_t k = 0; k < o->n_subgroups; k++)
 		o->subgroups[k].updated = o->subgroups[k].queued = false;

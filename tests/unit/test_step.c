@@ -699,6 +699,43 @@ static void test_failed_refill_is_told_and_can_be_sent_again(void **unused)
 	model_close(&m);
 }
 
+static void test_failed_refill_is_told_until_it_was_sent_again(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_BF16 };
+	struct offstage_step_options options = step_options();
+	uint32_t first = 1, second = 4;
+	struct model m;
+
+	(void)unused;
+	options.order = (uint32_t[]){ 4 };
+	options.n_order = 1;
+	model_open(&m, &s);
+	fill_gradients(&m, 100);
+	drain_all(&m);
+	OK(offstage_drain_finish(m.o, NULL));
+	host_fail_copy(1);
+	OK(offstage_step(m.o, &options, NULL));
+	REFUSED(offstage_wait(m.o, OFFSTAGE_ALL, NULL), -EIO, "'layer.5'");
+	/* Neither others that are sent, nor a step without it, makes it arrive. */
+	OK(offstage_refill(m.o, &first, 1));
+	REFUSED(offstage_wait(m.o, second, NULL), -EIO, "'layer.5'");
+	OK(offstage_drain(m.o, first, m.grad[first], NULL));
+	OK(offstage_step(m.o, &options, NULL));
+	REFUSED(offstage_wait(m.o, OFFSTAGE_ALL, NULL), -EIO, "'layer.5'");
+	OK(offstage_refill(m.o, &second, 1));
+	OK(offstage_wait(m.o, OFFSTAGE_ALL, NULL));
+	/* What lies somewhere else now is the business of whoever moved it. */
+	fill_gradients(&m, 101);
+	drain_all(&m);
+	OK(offstage_drain_finish(m.o, NULL));
+	host_fail_copy(1);
+	OK(offstage_step(m.o, &options, NULL));
+	REFUSED(offstage_wait(m.o, second, NULL), -EIO, "'layer.5'");
+	OK(offstage_rebind(m.o, second, NULL));
+	OK(offstage_wait(m.o, OFFSTAGE_ALL, NULL));
+	model_close(&m);
+}
+
 static void test_failed_load_adds_no_tensor(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_F32 };
@@ -1511,6 +1548,7 @@ int main(void)
 		cmocka_unit_test(test_no_step_has_the_number_zero),
 		cmocka_unit_test(test_failed_drain_changes_nothing_and_is_told),
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
+		cmocka_unit_test(test_failed_refill_is_told_until_it_was_sent_again),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
 		cmocka_unit_test(test_abandoned_gradients_are_gone),
 		cmocka_unit_test(test_every_failing_allocation_unwinds),
