@@ -13,7 +13,7 @@ void refill_issue(struct offstage_optimizer *o)
 	const struct device_ops *ops = o->device->ops;
 	struct flight *f = &o->refills;
 
-	while (o->send_head < o->send_tail && !flight_full(f)) {
+	while (o->send_head < o->send_tail && !flight_full(f) && !o->fault) {
 		struct segment *s = &o->segments[o->send[o->send_head]];
 		struct tensor *t = &o->tensors[s->tensor];
 		size_t size = adam_dtype_size(t->param_dtype);

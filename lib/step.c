@@ -154,6 +154,11 @@ void *update_thread(void *arg)
 			next->tier->ops->prefetch(next->tier, next->place);
 		}
 		slot_move(o, subgroup, g->slot == SLOT_FREE ? SLOT_FREE : SLOT_FULL, SLOT_IN_USE);
+		if (o->fault) {		/* now or before: what else is in line stays as it is */
+			o->queue_head = o->queue_tail;
+			pthread_cond_broadcast(&o->progress);
+			continue;
+		}
 		begin = now_ns();
 		o->update_begin_ns[at] = begin;
 		o->update_end_ns[at] = UINT64_MAX;
@@ -171,7 +176,9 @@ void *update_thread(void *arg)
 		o->updating = false;
 		o->update_end_ns[at] = end;
 		o->queue_head++;
-		hand_on(o, subgroup);
+		/* After a fault, what lies in slots may be no parameter: nothing is sent. */
+		if (!o->fault)
+			hand_on(o, subgroup);
 		step_end_if_idle(o);
 		pthread_cond_broadcast(&o->progress);
 	}

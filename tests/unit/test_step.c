@@ -1255,6 +1255,37 @@ static void test_debug_mode_catches_a_write_to_a_slot_that_refills(void **unused
 	model_close(&m);
 }
 
+static void test_stopped_optimizer_sends_nothing(void **unused)
+{
+	struct offstage_step_options options = step_options();
+	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 20000 };
+	char *before;
+	struct model m;
+
+	(void)unused;
+	setenv("OFFSTAGE_DEBUG", "1", 1);
+	model_open(&m, &s);
+	unsetenv("OFFSTAGE_DEBUG");
+	fill_gradients(&m, 1);
+	options.flags = OFFSTAGE_STEP_APPLY_NONFINITE;
+	OK(offstage_step_early(m.o, &options));
+	OK(offstage_drain(m.o, 1, m.grad[1], NULL));
+	OK(offstage_drain_wait(m.o, 1, NULL));
+	slot_grad(m.o, &m.o->segments[m.o->tensors[1].first_segment])[99] ^= 1;
+	before = malloc(counts[1] * 2);
+	memcpy(before, m.param[1], counts[1] * 2);
+	for (uint32_t k = 0; k < TENSORS; k++)
+		if (k != 1 && offstage_drain(m.o, k, m.grad[k], NULL) != 0)
+			break;
+	REFUSED(offstage_step(m.o, NULL, NULL), -EBADMSG, "'layer.8'");
+	offstage_optimizer_close(m.o);
+	m.o = NULL;
+	/* Its slot held the gradient, which is no parameter. */
+	assert_memory_equal(before, m.param[1], counts[1] * 2);
+	free(before);
+	model_close(&m);
+}
+
 static void test_slot_moves_in_no_other_order(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_F32 };
@@ -1564,6 +1595,7 @@ int main(void)
 		cmocka_unit_test(test_debug_mode_catches_a_write_to_a_landed_gradient),
 		cmocka_unit_test(test_debug_mode_catches_a_write_to_a_free_slot),
 		cmocka_unit_test(test_debug_mode_catches_a_write_to_a_slot_that_refills),
+		cmocka_unit_test(test_stopped_optimizer_sends_nothing),
 		cmocka_unit_test(test_slot_moves_in_no_other_order),
 		cmocka_unit_test(test_state_round_trips_by_name_through_a_small_buffer),
 		cmocka_unit_test(test_state_past_the_end_is_refused),
