@@ -268,42 +268,67 @@ static void widen_block(void *arg, size_t i)
 	w->o->ctx->adam->widen[w->t->param_dtype](w->to + at, w->from + at * adam_dtype_size(w->t->param_dtype), (size_t)n);
 }
 
-/* Masters from the device's parameters, through the slots. Lock held, between steps: the slots are free. */
-static int load(struct offstage_optimizer *o, uint32_t first, uint32_t last)
+/* Starts the copies of tensors' parameters into their slots, all of them, and waits for the last. */
+static int fetch(struct offstage_optimizer *o, uint32_t first, uint32_t last)
 {
 	const struct device_ops *ops = o->device->ops;
 	struct event *end = o->drains.copy[0].end;
-	int ret = 0;
+	int ret = 0, err;
+
+	for (uint32_t i = first; !ret && i < last; i++) {
+		const struct tensor *t = &o->tensors[i];
+		size_t size = adam_dtype_size(t->param_dtype);
+
+		for (uint32_t k = t->first_segment; !ret && t->param && k < t->first_segment + t->segments; k++) {
+			const struct segment *s = &o->segments[k];
+
+			if (o->subgroups[s->subgroup].slot != SLOT_FILLING)
+				slot_move(o, s->subgroup, SLOT_FREE, SLOT_FILLING);
+			ret = ops->copy(o->drains.stream, D2H, slot_param(o, s), (const char *)t->param + s->start * size,
+					s->count * size);
+		}
+		if (ret)
+			ret = fail_in(ret, "reading the parameter '%s' from the device", t->name);
+	}
+	/* Those that were started are waited for, whatever became of the others. */
+	err = ops->event_record(end, o->drains.stream);
+	if (!err)
+		err = ops->event_wait(end);
+	if (err && !ret)
+		ret = fail_in(err, "reading the parameters '%s' to '%s' from the device", o->tensors[first].name,
+			      o->tensors[last - 1].name);
+	return ret;
+}
+
+/*
+ * Masters from the device's parameters, through the slots. Lock held, between steps: the slots are free. No master is
+ * changed before all parameters have arrived (law 5).
+ */
+static int load(struct offstage_optimizer *o, uint32_t first, uint32_t last)
+{
+	int ret = first < last ? fetch(o, first, last) : 0;
 
 	for (uint32_t i = first; !ret && i < last; i++) {
 		struct tensor *t = &o->tensors[i];
-		size_t size = adam_dtype_size(t->param_dtype);
 
+		t->refill_error = 0;	/* what lies on the device is right by now */
 		for (uint32_t k = t->first_segment; !ret && t->param && k < t->first_segment + t->segments; k++) {
 			struct segment *s = &o->segments[k];
 			struct subgroup *g = &o->subgroups[s->subgroup];
 			char *state;
 
-			slot_move(o, s->subgroup, SLOT_FREE, SLOT_FILLING);
-			ret = ops->copy(o->drains.stream, D2H, slot_param(o, s), (const char *)t->param + s->start * size,
-					s->count * size);
-			if (!ret)
-				ret = ops->event_record(end, o->drains.stream);
-			if (!ret)
-				ret = ops->event_wait(end);
-			if (!ret)
-				ret = g->tier->ops->acquire(g->tier, g->place, (void **)&state);
+			ret = g->tier->ops->acquire(g->tier, g->place, (void **)&state);
 			if (!ret) {
 				struct widening w = { o, t, slot_param(o, s), (float *)state + s->at, s->count };
 
 				threads_run(o->ctx->threads, widen_block, &w, (size_t)((s->count + BLOCK - 1) / BLOCK));
 				ret = g->tier->ops->release(g->tier, g->place, true);
 			}
-			slot_move(o, s->subgroup, SLOT_FILLING, SLOT_FREE);
-			if (ret)
-				ret = fail_in(ret, "reading the parameter '%s' from the device", t->name);
 		}
 	}
+	for (uint32_t k = 0; k < o->n_subgroups; k++)
+		if (o->subgroups[k].slot == SLOT_FILLING)
+			slot_move(o, k, SLOT_FILLING, SLOT_FREE);
 	return ret ? ret : optimizer_fault(o);
 }
 

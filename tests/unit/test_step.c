@@ -736,6 +736,39 @@ static void test_failed_refill_is_told_until_it_was_sent_again(void **unused)
 	model_close(&m);
 }
 
+static void test_failed_reload_changes_no_master(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32, .subgroup = 20000 };
+	struct model m;
+	size_t n;
+
+	(void)unused;
+	model_open(&m, &s);
+	for (int which = 1; which <= 12; which++) {
+		void *before, *after;
+
+		before = snapshot(&m, &n);
+		for (int k = 0; k < TENSORS; k++)
+			for (uint64_t i = 0; i < counts[k]; i++)
+				((float *)m.param[k])[i] += 1;
+		host_fail_copy((uint64_t)which);
+		REFUSED(offstage_reload(m.o, OFFSTAGE_ALL), -EIO, "from the device");
+		for (int k = 0; k < TENSORS; k++)
+			for (uint64_t i = 0; i < counts[k]; i++)
+				((float *)m.param[k])[i] -= 1;
+		OK(offstage_refill(m.o, NULL, 0));
+		OK(offstage_wait(m.o, OFFSTAGE_ALL, NULL));
+		after = snapshot(&m, &n);
+		assert_memory_equal(before, after, n);
+		free(before), free(after);
+	}
+	OK(offstage_reload(m.o, OFFSTAGE_ALL));
+	fill_gradients(&m, 3);
+	drain_all(&m);
+	assert_int_equal(step(&m).updated, TENSORS);
+	model_close(&m);
+}
+
 static void test_failed_load_adds_no_tensor(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_F32 };
@@ -1580,6 +1613,7 @@ int main(void)
 		cmocka_unit_test(test_failed_drain_changes_nothing_and_is_told),
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
 		cmocka_unit_test(test_failed_refill_is_told_until_it_was_sent_again),
+		cmocka_unit_test(test_failed_reload_changes_no_master),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
 		cmocka_unit_test(test_abandoned_gradients_are_gone),
 		cmocka_unit_test(test_every_failing_allocation_unwinds),
