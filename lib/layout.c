@@ -10,6 +10,7 @@
 #include "optimizer.h"
 
 #define SLOT_ALIGN 4096u
+#define ELEMENTS_MAX ((uint64_t)1 << 48)
 
 static uint64_t round_up(uint64_t n, uint64_t to)
 {
@@ -46,25 +47,34 @@ static int check_tensor(const struct offstage_tensor *t, uint32_t i)
 	if (t->param_dtype >= ADAM_DTYPES || t->grad_dtype >= ADAM_DTYPES)
 		return fail(-EINVAL, "tensor '%s' has dtypes %u (parameter) and %u (gradient): use an enum offstage_dtype",
 			    t->name, t->param_dtype, t->grad_dtype);
-	if (t->count > (uint64_t)1 << 48)
+	if (t->count > ELEMENTS_MAX)
 		return fail(-EINVAL, "tensor '%s' has %llu elements: at most 2^48 fit", t->name, (unsigned long long)t->count);
 	if (t->group == NONE)
 		return fail(-EINVAL, "tensor '%s' is in group %u: groups are numbered from 0", t->name, t->group);
 	return 0;
 }
 
-/* Upper bounds of what the cuts can come to. */
-static void bound(struct offstage_optimizer *o, const struct tensor *tensors, uint32_t n, struct plan *p)
+/* Upper bounds of what the cuts can come to, within which no size and no number overflows. */
+static int bound(struct offstage_optimizer *o, const struct tensor *tensors, uint32_t n, struct plan *p)
 {
-	uint64_t segments = o->n_segments, subgroups = o->n_subgroups + 1;
+	uint64_t segments = o->n_segments, subgroups = (uint64_t)o->n_subgroups + 1, elements = o->elements;
 
 	for (uint32_t i = 0; i < n; i++) {
 		/* A cut inside a tensor leaves at least one leaf, and all but the first and last fill a subgroup. */
 		segments += tensors[i].count / o->options.subgroup + 2;
 		subgroups += tensors[i].count / o->options.subgroup + 2;
+		elements += tensors[i].count;
+		if (elements > ELEMENTS_MAX)
+			return fail(-EINVAL, "with tensor '%s' there are %llu elements: at most 2^48 fit an optimizer", tensors[i].name,
+				    (unsigned long long)elements);
+		if (segments >= NONE || subgroups >= NONE)
+			return fail(-EINVAL, "with tensor '%s' there are more than 2^32 - 2 subgroups of %llu elements: make "
+				    "offstage_optimizer_options.subgroup larger", tensors[i].name,
+				    (unsigned long long)o->options.subgroup);
 	}
-	p->room_segments = segments < NONE ? (uint32_t)segments : NONE;
-	p->room_subgroups = subgroups < NONE ? (uint32_t)subgroups : NONE;
+	p->room_segments = (uint32_t)segments;
+	p->room_subgroups = (uint32_t)subgroups;
+	return 0;
 }
 
 /* Cuts the new tensors; every subgroup takes what fits. */
@@ -266,7 +276,9 @@ int layout_add(struct offstage_optimizer *o, const struct offstage_tensor *given
 	if (ret)
 		goto undo;
 
-	bound(o, p.tensors + o->n_tensors, n, &p);
+	ret = bound(o, p.tensors + o->n_tensors, n, &p);
+	if (ret)
+		goto undo;
 	ret = -ENOMEM;
 	p.segments = grown(o->segments, o->n_segments, p.room_segments, sizeof(*p.segments));
 	p.subgroups = grown(o->subgroups, o->n_subgroups, p.room_subgroups, sizeof(*p.subgroups));

@@ -769,6 +769,34 @@ static void test_failed_reload_changes_no_master(void **unused)
 	model_close(&m);
 }
 
+static void test_elements_that_overflow_a_size_are_refused(void **unused)
+{
+	enum { MANY = 16384 };
+	struct offstage_tensor *tensors = calloc(MANY, sizeof(*tensors));
+	char (*names)[8] = calloc(MANY, sizeof(*names));
+	struct offstage_optimizer_options options = { .size = sizeof(options), .subgroup = (uint64_t)1 << 40 };
+	struct offstage_optimizer *o;
+	struct offstage *ctx;
+
+	(void)unused;
+	OK(offstage_open(NULL, &ctx));
+	OK(offstage_optimizer_create(ctx, &options, &o));
+	/* 12 bytes of state and 4 of slot for each of 2^62 elements come to 0 in 64 bits. */
+	for (int i = 0; i < MANY; i++) {
+		snprintf(names[i], sizeof(names[i]), "%d", i);
+		tensors[i] = (struct offstage_tensor){ .size = sizeof(*tensors), .name = names[i], .count = (uint64_t)1 << 48 };
+	}
+	REFUSED(offstage_optimizer_add(o, tensors, MANY), -EINVAL, "2^48");
+	offstage_optimizer_close(o);
+	/* As many segments as would overflow their number. */
+	options.subgroup = 4096;
+	OK(offstage_optimizer_create(ctx, &options, &o));
+	REFUSED(offstage_optimizer_add(o, tensors, 1), -EINVAL, "subgroup");
+	offstage_optimizer_close(o);
+	offstage_close(ctx);
+	free(tensors), free(names);
+}
+
 static void test_failed_load_adds_no_tensor(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_F32 };
@@ -1614,6 +1642,7 @@ int main(void)
 		cmocka_unit_test(test_failed_refill_is_told_and_can_be_sent_again),
 		cmocka_unit_test(test_failed_refill_is_told_until_it_was_sent_again),
 		cmocka_unit_test(test_failed_reload_changes_no_master),
+		cmocka_unit_test(test_elements_that_overflow_a_size_are_refused),
 		cmocka_unit_test(test_failed_load_adds_no_tensor),
 		cmocka_unit_test(test_abandoned_gradients_are_gone),
 		cmocka_unit_test(test_every_failing_allocation_unwinds),
