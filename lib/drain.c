@@ -198,10 +198,9 @@ static int fence(struct offstage_optimizer *o, struct tensor *t, struct offstage
 	t->fenced = false;
 	if (!stream || !t->count)
 		return 0;
-	if (stream->device != o->device)
-		return fail(-EINVAL, "the stream belongs to another device than the optimizer's: use a stream of that one");
+	ret = optimizer_check_stream(o, stream);
 	/* One per tensor, made at its first drain: a fence is waited for before the same one is set again. */
-	if (!t->ready)
+	if (!ret && !t->ready)
 		ret = ops->event_create(o->device, &t->ready);
 	if (!ret)
 		ret = ops->event_record(t->ready, stream);
@@ -273,6 +272,8 @@ int offstage_drain_wait(struct offstage_optimizer *o, uint32_t tensor, struct of
 	if (ret)
 		return ret;
 	ret = optimizer_check_tensor(o, tensor, true);
+	if (!ret)
+		ret = optimizer_check_stream(o, stream);
 	first = tensor == OFFSTAGE_ALL ? 0 : tensor;
 	last = tensor == OFFSTAGE_ALL ? o->n_tensors : tensor + 1;
 	for (uint32_t i = first; !ret && i < last; i++) {

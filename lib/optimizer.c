@@ -43,6 +43,13 @@ int optimizer_check_tensor(struct offstage_optimizer *o, uint32_t tensor, bool a
 	return fail(-EINVAL, "there is no tensor %u: the optimizer has %u, numbered from 0", tensor, o->n_tensors);
 }
 
+int optimizer_check_stream(struct offstage_optimizer *o, const struct offstage_stream *stream)
+{
+	if (!stream || stream->device == o->device)
+		return 0;
+	return fail(-EINVAL, "the stream belongs to another device than the optimizer's: use a stream of that one");
+}
+
 bool optimizer_idle(const struct offstage_optimizer *o)
 {
 	return o->queue_head == o->queue_tail && o->send_head == o->send_tail && o->refills.head == o->refills.tail;

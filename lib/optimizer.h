@@ -190,6 +190,7 @@ int optimizer_between_steps(struct offstage_optimizer *o, const char *what);
 /* The fault, if there is one, as this call's failure. */
 int optimizer_fault(struct offstage_optimizer *o);
 int optimizer_check_tensor(struct offstage_optimizer *o, uint32_t tensor, bool all);
+int optimizer_check_stream(struct offstage_optimizer *o, const struct offstage_stream *stream);	/* NULL is fine */
 
 /* ---- layout.c ---- */
 int layout_add(struct offstage_optimizer *o, const struct offstage_tensor *tensors, uint32_t n);

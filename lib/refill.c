@@ -127,8 +127,8 @@ int offstage_wait(struct offstage_optimizer *o, uint32_t tensor, struct offstage
 	if (ret)
 		return ret;
 	ret = optimizer_check_tensor(o, tensor, true);
-	if (!ret && stream && stream->device != o->device)
-		ret = fail(-EINVAL, "the stream belongs to another device than the optimizer's: use a stream of that one");
+	if (!ret)
+		ret = optimizer_check_stream(o, stream);
 	first = tensor == OFFSTAGE_ALL ? 0 : tensor;
 	last = tensor == OFFSTAGE_ALL ? o->n_tensors : tensor + 1;
 	for (uint32_t i = first; !ret && i < last; i++) {

@@ -1487,6 +1487,25 @@ static void test_child_of_fork_can_only_close(void **unused)
 	model_close(&m);
 }
 
+static void test_stream_of_another_device_is_refused(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32 };
+	struct offstage_device *other;
+	struct offstage_stream *stream;
+	struct model m;
+
+	(void)unused;
+	model_open(&m, &s);
+	OK(offstage_device_open(m.ctx, NULL, &other));
+	OK(offstage_stream_create(other, &stream));
+	REFUSED(offstage_drain(m.o, 1, m.grad[1], stream), -EINVAL, "another device");
+	REFUSED(offstage_drain_wait(m.o, OFFSTAGE_ALL, stream), -EINVAL, "another device");
+	REFUSED(offstage_wait(m.o, OFFSTAGE_ALL, stream), -EINVAL, "another device");
+	offstage_stream_close(stream);
+	OK(offstage_device_close(other));
+	model_close(&m);
+}
+
 static void test_memory_is_what_was_said(void **unused)
 {
 	struct offstage_optimizer_info info = { .size = sizeof(info) };
@@ -1664,6 +1683,7 @@ int main(void)
 		cmocka_unit_test(test_state_past_the_end_is_refused),
 		cmocka_unit_test(test_parameter_changed_by_others_is_reloaded),
 		cmocka_unit_test(test_child_of_fork_can_only_close),
+		cmocka_unit_test(test_stream_of_another_device_is_refused),
 		cmocka_unit_test(test_memory_is_what_was_said),
 		cmocka_unit_test(test_bad_requests_are_refused_with_a_sentence),
 		cmocka_unit_test(test_order_may_name_a_tensor_twice),
