@@ -43,7 +43,7 @@ struct device_ops {
 	int (*copy)(struct offstage_stream *stream, enum direction direction, void *to, const void *from, size_t bytes);
 
 	int (*event_create)(struct offstage_device *device, struct event **event);
-	void (*event_destroy)(struct event *event);
+	void (*event_destroy)(struct event *event);	/* streams that still have it in line aren't disturbed */
 	int (*event_record)(struct event *event, struct offstage_stream *stream);
 	int (*event_wait)(struct event *event);		/* the calling thread blocks; 0 or the stream's error */
 	int (*event_done)(struct event *event);		/* 1, 0, or the stream's error */

@@ -40,8 +40,12 @@ struct host {
 	struct link links[2];		/* by enum direction */
 };
 
-/* Guarded by its own lock, so that threads of several streams and waiters can meet on it. */
+/*
+ * Guarded by its own lock, so that threads of several streams and waiters can meet on it. Each operation in a queue holds
+ * a reference: a trainer's stream may come to it long after its owner has let go.
+ */
 struct event {
+	_Atomic unsigned refs;
 	pthread_mutex_t lock;
 	pthread_cond_t reached;
 	uint64_t recorded, done;	/* tickets */
@@ -132,6 +136,12 @@ static int copy_now(struct host *host, const struct operation *op)
 	return 0;
 }
 
+static void event_put(struct event *event)
+{
+	if (--event->refs == 0)
+		heap_free(event);
+}
+
 static void event_reach(struct event *event, uint64_t ticket, int error)
 {
 	pthread_mutex_lock(&event->lock);
@@ -183,10 +193,12 @@ static void *stream_thread(void *arg)
 		}
 		case RECORD:
 			event_reach(op.event, op.ticket, error);
+			event_put(op.event);
 			error = 0;
 			break;
 		case WAIT:
 			event_await(op.event, op.ticket);
+			event_put(op.event);
 			break;
 		case CALL:
 			op.fn(op.arg);
@@ -268,6 +280,7 @@ static int host_stream_wait(struct offstage_stream *stream, struct event *event)
 	pthread_mutex_lock(&event->lock);
 	ticket = event->recorded;
 	pthread_mutex_unlock(&event->lock);
+	event->refs++;
 	return stream_put(stream, &(struct operation){ .kind = WAIT, .event = event, .ticket = ticket });
 }
 
@@ -278,6 +291,7 @@ static int host_event_create(struct offstage_device *device, struct event **out)
 	(void)device;
 	if (!event)
 		return -ENOMEM;
+	event->refs = 1;
 	pthread_mutex_init(&event->lock, NULL);
 	pthread_cond_init(&event->reached, NULL);
 	*out = event;
@@ -286,7 +300,7 @@ static int host_event_create(struct offstage_device *device, struct event **out)
 
 static void host_event_destroy(struct event *event)
 {
-	heap_free(event);
+	event_put(event);
 }
 
 static int host_event_record(struct event *event, struct offstage_stream *stream)
@@ -296,6 +310,7 @@ static int host_event_record(struct event *event, struct offstage_stream *stream
 	pthread_mutex_lock(&event->lock);
 	ticket = ++event->recorded;
 	pthread_mutex_unlock(&event->lock);
+	event->refs++;
 	return stream_put(stream, &(struct operation){ .kind = RECORD, .event = event, .ticket = ticket });
 }
 

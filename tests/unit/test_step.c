@@ -1487,6 +1487,32 @@ static void test_child_of_fork_can_only_close(void **unused)
 	model_close(&m);
 }
 
+static void test_streams_may_outlive_the_optimizer_they_wait_for(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_F32 };
+	struct offstage_device_options link = { .size = sizeof(link), .h2d_bytes_per_s = 20000000 };
+	struct offstage_step_options options = step_options();
+	struct offstage_stream *stream;
+	struct model m;
+
+	(void)unused;
+	s.device = &link;
+	model_open(&m, &s);
+	OK(offstage_stream_create(device_of_model, &stream));
+	sem_init(&gate, 0, 0);
+	OK(offstage_stream_call(stream, wait_at_gate, NULL));
+	fill_gradients(&m, 1);
+	drain_all(&m);
+	OK(offstage_step(m.o, &options, NULL));
+	OK(offstage_wait(m.o, 7, stream));
+	offstage_optimizer_close(m.o);
+	m.o = NULL;
+	sem_post(&gate);
+	OK(offstage_stream_wait(stream));
+	offstage_stream_close(stream);
+	model_close(&m);
+}
+
 static void test_stream_of_another_device_is_refused(void **unused)
 {
 	struct setup s = { .dtype = OFFSTAGE_F32 };
@@ -1683,6 +1709,7 @@ int main(void)
 		cmocka_unit_test(test_state_past_the_end_is_refused),
 		cmocka_unit_test(test_parameter_changed_by_others_is_reloaded),
 		cmocka_unit_test(test_child_of_fork_can_only_close),
+		cmocka_unit_test(test_streams_may_outlive_the_optimizer_they_wait_for),
 		cmocka_unit_test(test_stream_of_another_device_is_refused),
 		cmocka_unit_test(test_memory_is_what_was_said),
 		cmocka_unit_test(test_bad_requests_are_refused_with_a_sentence),
