@@ -233,9 +233,14 @@ int offstage_drain(struct offstage_optimizer *o, uint32_t tensor, const void *gr
 			   "end the step", t->name);
 	if (ret)
 		goto leave;
-	/* An earlier micro-batch of the same tensor must be through: its cursors are used again. */
-	while (t->landed < t->count && !o->fault)
+	/*
+	 * An earlier micro-batch of the same tensor must be through: its cursors are used again. Tensors may be added, and
+	 * the array replaced, before who waits here runs again.
+	 */
+	while (t->landed < t->count && !o->fault) {
 		pthread_cond_wait(&o->progress, &o->lock);
+		t = &o->tensors[tensor];
+	}
 	ret = optimizer_fault(o);
 	if (!ret)
 		ret = fence(o, t, stream);
@@ -279,8 +284,10 @@ int offstage_drain_wait(struct offstage_optimizer *o, uint32_t tensor, struct of
 	for (uint32_t i = first; !ret && i < last; i++) {
 		struct tensor *t = &o->tensors[i];
 
-		while ((stream ? t->issued : t->landed) < t->count && !o->fault)
+		while ((stream ? t->issued : t->landed) < t->count && !o->fault) {
 			pthread_cond_wait(&o->progress, &o->lock);
+			t = &o->tensors[i];	/* offstage_optimizer_add() may have replaced the array */
+		}
 		if (stream && t->landed < t->count)
 			ret = o->device->ops->stream_wait(stream, o->drains.copy[t->drain_entry].end);
 		if (!ret)

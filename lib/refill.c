@@ -135,8 +135,10 @@ int offstage_wait(struct offstage_optimizer *o, uint32_t tensor, struct offstage
 		struct tensor *t = &o->tensors[i];
 
 		/* For a stream it is enough that the tensor's last copy is on its way; one that isn't in flight has arrived. */
-		while (t->returning && !o->fault && !(stream && t->sent == t->segments))
+		while (t->returning && !o->fault && !(stream && t->sent == t->segments)) {
 			pthread_cond_wait(&o->progress, &o->lock);
+			t = &o->tensors[i];	/* offstage_optimizer_add() may have replaced the array */
+		}
 		if (stream && t->returning)
 			ret = o->device->ops->stream_wait(stream, o->refills.copy[t->refill_entry].end);
 		if (!ret)

@@ -1118,6 +1118,39 @@ static void test_hooks_may_drain_from_several_threads(void **unused)
 }
 
 /* The next step's gradients may be drained while this one's parameters are still on their way. */
+static void *wait_for_all(void *model)
+{
+	struct model *m = model;
+
+	for (int i = 0; i < 400; i++)
+		OK(offstage_wait(m->o, 7, NULL));
+	return NULL;
+}
+
+static void test_waiting_goes_on_while_tensors_are_added(void **unused)
+{
+	struct offstage_device_options link = { .size = sizeof(link), .h2d_bytes_per_s = 100000000 };
+	struct setup s = { .dtype = OFFSTAGE_F32, .device = &link };
+	struct offstage_step_options options = step_options();
+	struct model m;
+
+	(void)unused;
+	model_open(&m, &s);
+	for (int i = 0; i < 10; i++) {
+		struct offstage_tensor tensor = { .size = sizeof(tensor), .name = (char[]){ 'a' + (char)i, 0 }, .count = 10 };
+		pthread_t threads[4];
+
+		drain_all(&m);
+		OK(offstage_step(m.o, &options, NULL));
+		for (int k = 0; k < 4; k++)
+			assert_int_equal(pthread_create(&threads[k], NULL, wait_for_all, &m), 0);
+		OK(offstage_optimizer_add(m.o, &tensor, 1));
+		for (int k = 0; k < 4; k++)
+			pthread_join(threads[k], NULL);
+	}
+	model_close(&m);
+}
+
 static void test_drain_may_run_into_the_last_refill(void **unused)
 {
 	struct offstage_device_options link = { .size = sizeof(link), .h2d_bytes_per_s = 40000000 };
@@ -1696,6 +1729,7 @@ int main(void)
 		cmocka_unit_test(test_parameters_come_back_in_the_order_asked),
 		cmocka_unit_test(test_refill_begins_before_the_update_ends),
 		cmocka_unit_test(test_hooks_may_drain_from_several_threads),
+		cmocka_unit_test(test_waiting_goes_on_while_tensors_are_added),
 		cmocka_unit_test(test_drain_may_run_into_the_last_refill),
 		cmocka_unit_test(test_drain_may_run_into_a_refill),
 		cmocka_unit_test(test_steps_after_the_first_allocate_pin_and_fault_nothing),
