@@ -422,6 +422,7 @@ int offstage_step(struct offstage_optimizer *o, const struct offstage_step_optio
 	count(&counters->steps, 1);
 	if (o->early) {
 		end_early(o, true);
+		ret = optimizer_fault(o);
 		goto forget;
 	}
 	begin_stages(o);
