@@ -126,6 +126,7 @@ int offstage_open(const struct offstage_options *options, struct offstage **out)
 	if (!ctx)
 		return -ENOMEM;
 	ctx->refs = 1;
+	trace_init(&ctx->trace);
 	ctx->forks = forks;
 	ctx->budget = o.budget;
 	ctx->lock = o.lock ? o.lock : OFFSTAGE_REQUIRE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Spans in a ring of fixed size, saved in the Chrome trace format (an array of complete events, times in µs). A writer
- * claims a place with one atomic add; past the end spans are dropped, so the first ones are kept.
+ * Spans in an array of fixed size, saved in the Chrome trace format (an array of complete events, times in µs). Past the
+ * end spans are dropped, so the first ones are kept.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,27 +22,31 @@ uint64_t now_ns(void)
 void trace_span(struct trace *trace, const char *track, const char *name, uint32_t subgroup, uint64_t bytes,
 		uint64_t begin_ns, uint64_t end_ns)
 {
-	uint32_t at;
-
-	/* Full or off is the common case and costs one load: n stays where it is. */
-	if (atomic_load_explicit(&trace->n, memory_order_relaxed) >= trace->capacity)
+	/* Full or off is the common case and costs one load. */
+	if (!atomic_load_explicit(&trace->room, memory_order_relaxed))
 		return;
-	at = atomic_fetch_add(&trace->n, 1);
-	if (at < trace->capacity)
-		trace->spans[at] = (struct trace_span){ name, track, begin_ns, end_ns, bytes, subgroup };
+	pthread_mutex_lock(&trace->lock);
+	if (trace->room) {
+		trace->spans[trace->n++] = (struct trace_span){ name, track, begin_ns, end_ns, bytes, subgroup };
+		trace->room--;
+	}
+	pthread_mutex_unlock(&trace->lock);
+}
+
+void trace_init(struct trace *trace)
+{
+	pthread_mutex_init(&trace->lock, NULL);
 }
 
 void trace_stop(struct trace *trace)
 {
-	trace->capacity = 0;
-	trace->n = 0;
 	heap_free(trace->spans);
 	trace->spans = NULL;
 }
 
 int trace_start(struct trace *trace, uint32_t capacity)
 {
-	struct trace_span *spans = NULL;
+	struct trace_span *spans = NULL, *before;
 
 	if (capacity) {
 		spans = heap_alloc(capacity, sizeof(*spans));
@@ -51,22 +55,30 @@ int trace_start(struct trace *trace, uint32_t capacity)
 		/* Touched now, so that recording doesn't fault. */
 		memset(spans, 1, capacity * sizeof(*spans));
 	}
-	trace_stop(trace);
+	/* Other threads may be recording. */
+	pthread_mutex_lock(&trace->lock);
+	before = trace->spans;
 	trace->spans = spans;
-	trace->capacity = capacity;
+	trace->room = capacity;
+	trace->n = 0;
+	pthread_mutex_unlock(&trace->lock);
+	heap_free(before);
 	return 0;
 }
 
 int trace_save(struct trace *trace, const char *path)
 {
 	static const char *const tracks[] = { "drain", "norm", "update", "refill" };
-	uint32_t n = trace->n < trace->capacity ? trace->n : trace->capacity;
-	uint64_t zero = n ? UINT64_MAX : 0;
 	FILE *file = fopen(path, "we");
+	uint64_t zero;
+	uint32_t n;
 	int err = 0;
 
 	if (!file)
 		return fail(-errno, "the trace can't be written to %s: %s", path, strerror(errno));
+	pthread_mutex_lock(&trace->lock);
+	n = trace->n;
+	zero = n ? UINT64_MAX : 0;
 	for (uint32_t i = 0; i < n; i++)
 		if (trace->spans[i].begin_ns < zero)
 			zero = trace->spans[i].begin_ns;
@@ -85,6 +97,7 @@ int trace_save(struct trace *trace, const char *path)
 			(double)(span->begin_ns - zero) / 1e3, (double)(span->end_ns - span->begin_ns) / 1e3,
 			span->subgroup, span->bytes, i + 1 < n ? "," : "");
 	}
+	pthread_mutex_unlock(&trace->lock);
 	fputs("]}\n", file);
 	if (ferror(file))
 		err = EIO;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Spans and counters: a leaf that every layer may write to. Writing takes no lock and allocates nothing.
+ * Spans and counters: a leaf that every layer may write to. Writing allocates nothing, and takes a lock only while spans
+ * are recorded.
  */
 #ifndef TRACE_H
 #define TRACE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
@@ -25,15 +27,17 @@ struct trace_span {
 
 struct trace {
 	struct trace_counters counters;
-	struct trace_span *spans;	/* capacity of them; set and freed by trace_start() alone */
-	uint32_t capacity;
-	_Atomic uint32_t n;		/* claimed; may exceed capacity, then the rest was dropped */
+	_Atomic uint32_t room;		/* spans that still fit; 0 when off. Changed with the lock alone */
+	pthread_mutex_t lock;		/* guards what follows */
+	struct trace_span *spans;	/* as many as there were asked for */
+	uint32_t n;
 };
 
 uint64_t now_ns(void);			/* CLOCK_MONOTONIC */
 
 void trace_span(struct trace *trace, const char *track, const char *name, uint32_t subgroup, uint64_t bytes,
 		uint64_t begin_ns, uint64_t end_ns);
+void trace_init(struct trace *trace);
 int trace_start(struct trace *trace, uint32_t capacity);
 int trace_save(struct trace *trace, const char *path);
 void trace_stop(struct trace *trace);

@@ -1565,6 +1565,32 @@ static void test_stream_of_another_device_is_refused(void **unused)
 	model_close(&m);
 }
 
+static void *restart_trace(void *ctx)
+{
+	for (int i = 0; i < 300; i++)
+		OK(offstage_trace_start(ctx, i % 3 ? 1000 : 0));
+	return NULL;
+}
+
+static void test_trace_may_be_restarted_during_a_step(void **unused)
+{
+	struct setup s = { .dtype = OFFSTAGE_BF16, .subgroup = 5000 };
+	pthread_t thread;
+	struct model m;
+
+	(void)unused;
+	model_open(&m, &s);
+	assert_int_equal(pthread_create(&thread, NULL, restart_trace, m.ctx), 0);
+	fill_gradients(&m, 1);
+	for (int i = 0; i < 20; i++) {
+		drain_all(&m);
+		step(&m);
+		OK(offstage_trace_save(m.ctx, "/dev/null"));
+	}
+	pthread_join(thread, NULL);
+	model_close(&m);
+}
+
 static void test_memory_is_what_was_said(void **unused)
 {
 	struct offstage_optimizer_info info = { .size = sizeof(info) };
@@ -1745,6 +1771,7 @@ int main(void)
 		cmocka_unit_test(test_child_of_fork_can_only_close),
 		cmocka_unit_test(test_streams_may_outlive_the_optimizer_they_wait_for),
 		cmocka_unit_test(test_stream_of_another_device_is_refused),
+		cmocka_unit_test(test_trace_may_be_restarted_during_a_step),
 		cmocka_unit_test(test_memory_is_what_was_said),
 		cmocka_unit_test(test_bad_requests_are_refused_with_a_sentence),
 		cmocka_unit_test(test_order_may_name_a_tensor_twice),
