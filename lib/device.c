@@ -39,18 +39,31 @@ int offstage_device_open(struct offstage *ctx, const struct offstage_device_opti
 	return fail(-ENOENT, "there is no device backend '%s' in this build: use 'host'", o.backend);
 }
 
-int offstage_device_close(struct offstage_device *device)
+static void free_device(struct offstage_device *device)
 {
-	struct offstage *ctx;
+	struct offstage *ctx = device->ctx;
 
-	if (!device)
-		return 0;
-	ctx = device->ctx;
-	/* A forked child's copy of the count tells nothing: its parent's streams aren't here. */
-	if (device->users && !context_forked(ctx))
-		return fail(-EBUSY, "the device has %u streams and optimizers in use: close them first", device->users);
 	device->ops->close(device);
 	context_put(ctx);
+}
+
+void device_put(struct offstage_device *device)
+{
+	if (--device->users == 0 && device->closed)
+		free_device(device);
+}
+
+int offstage_device_close(struct offstage_device *device)
+{
+	if (!device)
+		return 0;
+	if (device->users && !context_forked(device->ctx))
+		return fail(-EBUSY, "the device has %u streams and optimizers in use: close them first", device->users);
+	/* A forked child closes what it inherited in any order, and never fails: the last one to go frees. */
+	if (device->users)
+		device->closed = true;
+	else
+		free_device(device);
 	return 0;
 }
 
@@ -82,7 +95,7 @@ void offstage_stream_close(struct offstage_stream *stream)
 		return;
 	device = stream->device;
 	device->ops->stream_destroy(stream);
-	device->users--;
+	device_put(device);
 }
 
 int offstage_stream_wait(struct offstage_stream *stream)

@@ -22,6 +22,7 @@ struct offstage_device {
 	const struct device_ops *ops;
 	struct offstage *ctx;
 	_Atomic unsigned users;		/* streams and optimizers */
+	bool closed;			/* by a child of fork, before they were */
 	char name[112];
 };
 
@@ -50,6 +51,9 @@ struct device_ops {
 	/* When the event was done, in now_ns() time. */
 	uint64_t (*event_ns)(struct event *event);
 };
+
+/* A stream or an optimizer is through with the device. */
+void device_put(struct offstage_device *device);
 
 extern const struct device_ops host_ops;
 

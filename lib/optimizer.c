@@ -169,9 +169,15 @@ void offstage_optimizer_close(struct offstage_optimizer *o)
 	}
 	layout_free(o);
 	if (o->device) {
-		o->device->users--;
-		if (o->own_device)
-			offstage_device_close(o->device);
+		struct offstage_device *device = o->device;
+
+		/* A child of fork may have closed the caller's device before. */
+		if (o->own_device) {
+			device->users--;
+			offstage_device_close(device);
+		} else {
+			device_put(device);
+		}
 	}
 	heap_free(o);
 	context_put(ctx);

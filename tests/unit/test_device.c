@@ -3,6 +3,8 @@
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "unit.h"
 #include "../../lib/context.h"
 #include "../../lib/device.h"
@@ -204,6 +206,36 @@ static void test_device_in_use_is_not_closed(void **unused)
 	offstage_stream_close(NULL);
 }
 
+static void test_child_of_fork_closes_in_any_order(void **unused)
+{
+	struct offstage_optimizer_options options = { .size = sizeof(options) };
+	struct offstage_optimizer *o;
+	struct offstage_device *d;
+	struct offstage_stream *stream;
+	int status;
+	pid_t child;
+
+	(void)unused;
+	OK(offstage_device_open(ctx, NULL, &d));
+	OK(offstage_stream_create(d, &stream));
+	options.device = d;
+	OK(offstage_optimizer_create(ctx, &options, &o));
+	child = fork();
+	if (child == 0) {
+		alarm(30);
+		if (offstage_device_close(d) != 0)
+			_exit(1);
+		offstage_stream_close(stream);
+		offstage_optimizer_close(o);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	offstage_optimizer_close(o);
+	offstage_stream_close(stream);
+	OK(offstage_device_close(d));
+}
+
 static void test_bad_requests_are_refused(void **unused)
 {
 	struct offstage_device_options unknown = { .size = sizeof(unknown), .backend = "tpu" };
@@ -231,6 +263,7 @@ int main(void)
 		cmocka_unit_test(test_failed_copy_is_the_next_events_error_alone),
 		cmocka_unit_test(test_name_says_that_the_link_is_emulated),
 		cmocka_unit_test(test_device_in_use_is_not_closed),
+		cmocka_unit_test(test_child_of_fork_closes_in_any_order),
 		cmocka_unit_test(test_bad_requests_are_refused),
 	};
 
