@@ -30,7 +30,7 @@ LIBCFLAGS := -fPIC -fvisibility=hidden
 
 # ---- sources ----------------------------------------------------------------------------------------------------------
 
-ARCH	:= $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ARCH	:= $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2> /dev/null)))
 ADAM_x86_64 := adam_avx2 adam_avx512 adam_avx512bf16
 ADAM_aarch64 := adam_neon
 ADAM_NAMES := adam_c $(ADAM_$(ARCH))
@@ -60,6 +60,8 @@ help:
 	@echo 'all            library, static library and command under $(BUILD)/'
 	@echo 'check          every test that needs no other build; check-unit, check-python, check-neon, check-abi,'
 	@echo '               check-command, check-install are its parts (scripts/check also runs them under sanitizers and valgrind)'
+	@echo 'modules        offstage.ko for KDIR=$(KDIR), under $(BUILD)/kmod/'
+	@echo 'check-kmod     tests on a kernel that has it loaded: scripts/vm --kernel 6.12 make check-kmod'
 	@echo 'bench          benchmarks, JSON under $(BUILD)/bench/'
 	@echo 'install        PREFIX=$(PREFIX) DESTDIR=$(DESTDIR); uninstall takes back exactly that'
 
@@ -147,7 +149,7 @@ KDIR	?= /lib/modules/$(shell uname -r)/build
 MODULE_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/Kbuild kmod/probe/*.c) include/uapi/linux/offstage.h
 MODULE	:= $(BUILD)/kmod
 
-.PHONY: modules check-kmod
+.PHONY: modules check-kmod kmod-tests
 modules:
 	@[ -e "$(KDIR)/Makefile" ] || { echo "make modules: $(KDIR) has no kernel to build for: install its headers (Debian: linux-headers-amd64), or name another by KDIR=" >&2; exit 1; }
 	@for f in $(MODULE_SOURCES); do \
@@ -155,11 +157,13 @@ modules:
 	done
 	$(MAKE) -C "$(KDIR)" M="$(abspath $(MODULE))" $(MODULE_FLAGS) modules
 
-# Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`. Nothing is compiled there.
+# Needs a kernel with offstage.ko loaded: `make kmod-tests`, then `scripts/vm --kernel 6.12 make check-kmod`, since nothing
+# is compiled in there. The unit tests run on the provider `kmod` then.
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma
-check-kmod: $(BUILD)/vm-tests/test_module $(UNIT_BINS)
+kmod-tests: $(BUILD)/vm-tests/test_module $(UNIT_BINS)
+check-kmod: kmod-tests
 	@scripts/run-unit $(BUILD)/vm-tests/test_module $(UNIT_BINS)
 
 # ---- installation -------------------------------------------------------------------------------------------------------------
