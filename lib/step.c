@@ -333,8 +333,9 @@ static uint32_t first_nonfinite(const struct offstage_optimizer *o)
  */
 static void end_early(struct offstage_optimizer *o, bool whole)
 {
+	/* The updater may be reading the action of the others; these have no subgroup in line. */
 	for (uint32_t i = 0; whole && i < o->n_tensors; i++)
-		if (o->tensors[i].drained)
+		if (o->tensors[i].drained && o->tensors[i].action == KEEP)
 			o->tensors[i].action = UPDATE;
 	for (uint32_t i = 0; whole && i < o->n_segments; i++) {
 		const struct segment *s = &o->segments[i];
