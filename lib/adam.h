@@ -9,7 +9,7 @@
  *
  * Every function expects the default floating-point environment (round to nearest, denormals kept): threads_run()
  * sees to that. NaN results are always the canonical 0x7fc00000 (bf16 0x7fc0, fp16 0x7e00), because ISAs differ in
- * which payload they carry on.
+ * which payload they carry on, and whether a conversion quiets a signalling one.
  */
 #ifndef ADAM_H
 #define ADAM_H
@@ -58,13 +58,13 @@ struct adam_ops {
 	adam_update_fn *update[ADAM_DTYPES][ADAM_DTYPES][ADAM_MOMENTS];	/* [grad][param][moments] */
 	adam_update_fn *ceiling[ADAM_DTYPES][ADAM_DTYPES][ADAM_MOMENTS];
 
-	/* Sum of squares of one leaf (n <= ADAM_LEAF). Inf or NaN in x makes it Inf or NaN. */
+	/* Sum of squares of one leaf (n <= ADAM_LEAF). Inf or NaN in x makes it Inf or the canonical NaN. */
 	double (*sumsq[ADAM_DTYPES])(const void *x, size_t n);
 
 	/* sum = x (first) or sum + x, in fp32; returns the sum of squares of the new sum. One leaf. */
 	double (*accumulate[ADAM_DTYPES])(float *sum, const void *x, size_t n, bool first);
 
-	/* out = x, exactly; and out = x, rounded to nearest even. */
+	/* out = x, exactly (NaN made canonical, as everywhere); and out = x, rounded to nearest even. */
 	void (*widen[ADAM_DTYPES])(float *out, const void *x, size_t n);
 	void (*narrow[ADAM_DTYPES])(void *out, const float *x, size_t n);
 };

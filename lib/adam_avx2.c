@@ -69,12 +69,7 @@ static inline vh vh_bf16(vf x)
 
 static inline vh vh_bf16_random(vf x, vi random)
 {
-	const vi exponent = _mm256_set1_epi32(0x7f800000);
-	vi bits = _mm256_castps_si256(x);
-	vi infinite = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), exponent);
-	vi added = _mm256_andnot_si256(infinite, _mm256_and_si256(random, _mm256_set1_epi32(0xffff)));
-
-	return upper_halves(_mm256_add_epi32(bits, added));
+	return upper_halves(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_and_si256(random, _mm256_set1_epi32(0xffff))));
 }
 
 static inline vf vf_opaque(vf x)

@@ -68,11 +68,8 @@ static inline vh vh_bf16_by_integers(vf x)
 
 static inline vh vh_bf16_random(vf x, vi random)
 {
-	const vi exponent = _mm512_set1_epi32(0x7f800000);
-	vi bits = _mm512_castps_si512(x);
-	__mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
+	vi bits = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_and_si512(random, _mm512_set1_epi32(0xffff)));
 
-	bits = _mm512_mask_add_epi32(bits, finite, bits, _mm512_and_si512(random, _mm512_set1_epi32(0xffff)));
 	return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
 }
 

@@ -195,14 +195,14 @@ static inline void ceiling(const struct adam_span *s, uint32_t grad, uint32_t pa
 
 /*
  * Sixteen sums in double, the j-th over elements i = j mod 16 in ascending order, combined pairwise at a distance of
- * 8, 4, 2, 1. A square of fp32 is exact in double, so fused and unfused addition agree.
+ * 8, 4, 2, 1. A square of fp32 is exact in double, so fused and unfused addition agree. NaN is made canonical.
  */
 static double combine(double *lane)
 {
 	for (int half = 8; half; half /= 2)
 		for (int j = 0; j < half; j++)
 			lane[j] += lane[j + half];
-	return lane[0];
+	return isnan(lane[0]) ? (double)NAN : lane[0];
 }
 
 static inline double sumsq(uint32_t dtype, const void *x, size_t n)
@@ -239,7 +239,7 @@ static double accumulate_##name(float *sum, const void *x, size_t n, bool first)
 static void widen_##name(float *out, const void *x, size_t n) \
 { \
 	for (size_t i = 0; i < n; i++) \
-		out[i] = load(d, x, i); \
+		store(OFFSTAGE_F32, out, i, load(d, x, i)); \
 } \
 static void narrow_##name(void *out, const float *x, size_t n) \
 { \

@@ -12,7 +12,8 @@
  *	vf_clean(x)			NaN made canonical
  *	vf_from_bf16, vf_from_f16		vh to vf, exactly
  *	vh_bf16, vh_f16		clean vf to vh, to nearest even
- *	vh_bf16_random(x, r)		clean vf to bf16, the low 16 bits of r added before the cut, but not to Inf and NaN
+ *	vh_bf16_random(x, r)		clean vf to bf16, the low 16 bits of r added before the cut; Inf and NaN, whose low
+ *					bits are 0, stay what they are
  *	vi_count(x)			x, x + 1, x + 2, …
  *	vi_set, vi_xor, vi_add, vi_mul, vi_shift(x, n)	logical, to the right
  *	vd_low, vd_high(vf)		halves, as doubles; vd_add_square(sum, x)
@@ -20,6 +21,7 @@
  *
  * What is left over at the end goes through arrays of LANES elements, so that no byte beyond the arrays is touched.
  */
+#include <math.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
@@ -301,7 +303,7 @@ INLINE double combine(const vd *sum)
 	for (int half = 8; half; half /= 2)
 		for (int j = 0; j < half; j++)
 			lane[j] += lane[j + half];
-	return lane[0];
+	return isnan(lane[0]) ? (double)NAN : lane[0];
 }
 
 INLINE double sumsq(uint32_t dtype, const void *x, size_t n)
@@ -361,11 +363,11 @@ INLINE void widen(uint32_t dtype, float *out, const void *x, size_t n)
 	size_t i = 0;
 
 	for (; n - i >= LANES; i += LANES)
-		vf_store(out + i, load(dtype, x, i));
+		vf_store(out + i, vf_clean(load(dtype, x, i)));
 	if (i == n)
 		return;
 	memcpy(rest, (const char *)x + i * adam_dtype_size(dtype), (n - i) * adam_dtype_size(dtype));
-	vf_store(wide, load(dtype, rest, 0));
+	vf_store(wide, vf_clean(load(dtype, rest, 0)));
 	memcpy(out + i, wide, (n - i) * 4);
 }
 

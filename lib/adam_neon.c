@@ -60,11 +60,7 @@ static inline vh vh_bf16(vf x)
 
 static inline vh vh_bf16_random(vf x, vi random)
 {
-	const vi exponent = vdupq_n_u32(0x7f800000u);
-	vi bits = vreinterpretq_u32_f32(x);
-	vi infinite = vceqq_u32(vandq_u32(bits, exponent), exponent);
-
-	return vshrn_n_u32(vaddq_u32(bits, vbicq_u32(vandq_u32(random, vdupq_n_u32(0xffff)), infinite)), 16);
+	return vshrn_n_u32(vaddq_u32(vreinterpretq_u32_f32(x), vandq_u32(random, vdupq_n_u32(0xffff))), 16);
 }
 
 static inline vf vf_opaque(vf x)

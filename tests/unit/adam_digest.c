@@ -111,10 +111,6 @@ static void sums_and_casts(const struct adam_ops *ops, uint32_t d)
 	added = digest(added, out, sizeof(out));
 	fill(d, false);
 	ops->widen[d](out, grad, N);
-	/* Which quiet NaN a signalling one becomes is the CPU's: compare what they all are. */
-	for (uint32_t i = 0; i < N; i++)
-		if (out[i] != out[i])
-			out[i] = 0;
 	wide = digest(wide, out, sizeof(out));
 	memset(param, 0, sizeof(param));
 	ops->narrow[d](param, (const float *)master, N);
