@@ -64,6 +64,32 @@ INLINE enum writing writing_of(const struct adam_span *s)
 	return s->param == s->grad || (uintptr_t)s->param % STREAM_ALIGN ? CACHED : STREAMED;
 }
 
+/*
+ * Where to cut the next n elements of a span: in a slice of larger arrays, where the parameter comes to a new line the
+ * master does, too, and all goes at full speed from there. If it doesn't, there is no cut: streaming the parameter would
+ * gain less than is lost by state that lies across lines.
+ */
+INLINE size_t cut(const struct adam_span *s, size_t n, size_t param)
+{
+	size_t before = -(uintptr_t)s->param % STREAM_ALIGN / param;
+
+	if (!s->param || s->param == s->grad || before >= n || (uintptr_t)(s->master + before) % STREAM_ALIGN)
+		return n;
+	return before ? before : n;
+}
+
+/* The span behind s's n elements. */
+INLINE void advance(struct adam_span *s, size_t grad, size_t param, size_t moment)
+{
+	s->index += s->n;
+	s->master += s->n;
+	s->exp_avg = (char *)s->exp_avg + s->n * moment;
+	s->exp_avg_sq = (char *)s->exp_avg_sq + s->n * moment;
+	s->grad = (const char *)s->grad + s->n * grad;
+	if (s->param)
+		s->param = (char *)s->param + s->n * param;
+}
+
 INLINE void write_wide(enum writing writing, void *array, size_t i, vf x)
 {
 	if (writing == STREAMED)
@@ -219,7 +245,6 @@ INLINE void update(const struct adam_span *whole, const struct adam_factors *f, 
 		vf_set(f->grad_scale), vf_set(f->l2), vf_set(f->decay), vf_set(f->beta1_rest), vf_set(f->beta2),
 		vf_set(f->beta2_rest), vf_set(-f->step), vf_set(f->denom_scale), vf_set(f->eps), f->l2 != 0, { 0, 0 },
 	};
-	size_t moment = moments == ADAM_MOMENTS_F32 ? 4 : 2;
 	struct adam_span s = *whole;
 
 	/* Runs within which the upper half of the index stays: for all but the largest tensors there is one. */
@@ -229,7 +254,7 @@ INLINE void update(const struct adam_span *whole, const struct adam_factors *f, 
 
 		c.key[0] = f->key[0] ^ mix(high);
 		c.key[1] = f->key[1] + high * 0x9e3779b9u;
-		s.n = left < run ? left : (size_t)run;
+		s.n = cut(&s, left < run ? left : (size_t)run, adam_dtype_size(param));
 		switch (writing_of(&s)) {
 		case NOT:
 			update_run(&s, &c, grad, param, moments, NOT);
@@ -241,13 +266,7 @@ INLINE void update(const struct adam_span *whole, const struct adam_factors *f, 
 			update_run(&s, &c, grad, param, moments, STREAMED);
 			break;
 		}
-		s.index += s.n;
-		s.master += s.n;
-		s.exp_avg = (char *)s.exp_avg + s.n * moment;
-		s.exp_avg_sq = (char *)s.exp_avg_sq + s.n * moment;
-		s.grad = (const char *)s.grad + s.n * adam_dtype_size(grad);
-		if (s.param)
-			s.param = (char *)s.param + s.n * adam_dtype_size(param);
+		advance(&s, adam_dtype_size(grad), adam_dtype_size(param), moments == ADAM_MOMENTS_F32 ? 4 : 2);
 	}
 }
 
@@ -269,18 +288,24 @@ INLINE void ceiling_run(const struct adam_span *s, uint32_t grad, uint32_t param
 	rest_store(&r, s, i, adam_dtype_size(param), moment);
 }
 
-INLINE void ceiling(const struct adam_span *s, uint32_t grad, uint32_t param, enum adam_moments moments)
+INLINE void ceiling(const struct adam_span *whole, uint32_t grad, uint32_t param, enum adam_moments moments)
 {
-	switch (writing_of(s)) {
-	case NOT:
-		ceiling_run(s, grad, param, moments, NOT);
-		break;
-	case CACHED:
-		ceiling_run(s, grad, param, moments, CACHED);
-		break;
-	case STREAMED:
-		ceiling_run(s, grad, param, moments, STREAMED);
-		break;
+	struct adam_span s = *whole;
+
+	for (size_t left = whole->n; left; left -= s.n) {
+		s.n = cut(&s, left, adam_dtype_size(param));
+		switch (writing_of(&s)) {
+		case NOT:
+			ceiling_run(&s, grad, param, moments, NOT);
+			break;
+		case CACHED:
+			ceiling_run(&s, grad, param, moments, CACHED);
+			break;
+		case STREAMED:
+			ceiling_run(&s, grad, param, moments, STREAMED);
+			break;
+		}
+		advance(&s, adam_dtype_size(grad), adam_dtype_size(param), moments == ADAM_MOMENTS_F32 ? 4 : 2);
 	}
 }
 
