@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* offstage_adam(): one update of the caller's own arrays, checked, and divided among the context's threads. */
+#include <math.h>
 #include "adam.h"
 #include "context.h"
 #include "error.h"
@@ -107,6 +108,8 @@ int offstage_adam(struct offstage *ctx, const struct offstage_adam *adam)
 			return fail(-EINVAL, "the hyperparameters are NULL: set group");
 		if (!a.t)
 			return fail(-EINVAL, "the step's number t is 0: steps are numbered from 1");
+		if (!isfinite((float)a.grad_scale))
+			return fail(-EINVAL, "grad_scale is %g: it must be finite in fp32, or every parameter becomes NaN", a.grad_scale);
 		ret = struct_in(&group, sizeof(group), a.group, "offstage_group");
 		if (!ret)
 			ret = adam_check_group(&group, "the group");
