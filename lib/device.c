@@ -82,9 +82,17 @@ int offstage_stream_create(struct offstage_device *device, struct offstage_strea
 	ret = context_check(device->ctx);
 	if (!ret)
 		ret = device->ops->stream_create(device, out);
-	if (!ret)
-		device->users++;
-	return ret;
+	if (ret)
+		return ret;
+	/* Now, so that waiting allocates nothing (law 1). */
+	ret = device->ops->event_create(device, &(*out)->waited);
+	if (ret) {
+		device->ops->stream_destroy(*out);
+		*out = NULL;
+		return ret;
+	}
+	device->users++;
+	return 0;
 }
 
 void offstage_stream_close(struct offstage_stream *stream)
@@ -94,6 +102,7 @@ void offstage_stream_close(struct offstage_stream *stream)
 	if (!stream)
 		return;
 	device = stream->device;
+	device->ops->event_destroy(stream->waited);
 	device->ops->stream_destroy(stream);
 	device_put(device);
 }
@@ -101,7 +110,6 @@ void offstage_stream_close(struct offstage_stream *stream)
 int offstage_stream_wait(struct offstage_stream *stream)
 {
 	const struct device_ops *ops;
-	struct event *event;
 	int ret;
 
 	if (!stream)
@@ -110,14 +118,8 @@ int offstage_stream_wait(struct offstage_stream *stream)
 	if (ret)
 		return ret;
 	ops = stream->device->ops;
-	ret = ops->event_create(stream->device, &event);
-	if (ret)
-		return ret;
-	ret = ops->event_record(event, stream);
-	if (!ret)
-		ret = ops->event_wait(event);
-	ops->event_destroy(event);
-	return ret;
+	ret = ops->event_record(stream->waited, stream);
+	return ret ? ret : ops->event_wait(stream->waited);
 }
 
 int offstage_stream_call(struct offstage_stream *stream, void (*fn)(void *arg), void *arg)

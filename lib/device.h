@@ -28,6 +28,7 @@ struct offstage_device {
 
 struct offstage_stream {
 	struct offstage_device *device;
+	struct event *waited;		/* by offstage_stream_wait(); NULL on an optimizer's own streams */
 };
 
 struct device_ops {

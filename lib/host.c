@@ -145,7 +145,9 @@ static void event_put(struct event *event)
 static void event_reach(struct event *event, uint64_t ticket, int error)
 {
 	pthread_mutex_lock(&event->lock);
-	event->done = ticket;
+	/* Two threads that record at once may put their tickets on the stream in the other order. */
+	if (ticket > event->done)
+		event->done = ticket;
 	event->done_ns = now_ns();
 	event->error = error;
 	pthread_cond_broadcast(&event->reached);

@@ -8,6 +8,7 @@
 #include "unit.h"
 #include "../../lib/context.h"
 #include "../../lib/device.h"
+#include "../../lib/heap.h"
 
 static struct offstage *ctx;
 static struct offstage_device *device;
@@ -180,6 +181,20 @@ static void test_failed_copy_is_the_next_events_error_alone(void **unused)
 	offstage_stream_close(stream);
 }
 
+static void test_waiting_for_a_stream_allocates_nothing(void **unused)
+{
+	struct offstage_stream *stream;
+	uint64_t before;
+
+	(void)unused;
+	OK(offstage_stream_create(device, &stream));
+	before = heap_allocations();
+	for (int i = 0; i < 100; i++)
+		OK(offstage_stream_wait(stream));
+	assert_int_equal(heap_allocations(), before);
+	offstage_stream_close(stream);
+}
+
 static void test_name_says_that_the_link_is_emulated(void **unused)
 {
 	struct offstage_device_options link = { .size = sizeof(link), .d2h_bytes_per_s = 4000000000, .latency_ns = 10000 };
@@ -261,6 +276,7 @@ int main(void)
 		cmocka_unit_test(test_copies_arrive_whole_through_any_link),
 		cmocka_unit_test(test_link_is_as_slow_as_it_was_told),
 		cmocka_unit_test(test_failed_copy_is_the_next_events_error_alone),
+		cmocka_unit_test(test_waiting_for_a_stream_allocates_nothing),
 		cmocka_unit_test(test_name_says_that_the_link_is_emulated),
 		cmocka_unit_test(test_device_in_use_is_not_closed),
 		cmocka_unit_test(test_child_of_fork_closes_in_any_order),
