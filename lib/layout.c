@@ -239,6 +239,19 @@ static void free_extent(struct extent *e)
 	heap_free(e);
 }
 
+static void free_arrays(struct offstage_optimizer *o)
+{
+	heap_free(o->tensors);
+	heap_free(o->segments);
+	heap_free(o->subgroups);
+	heap_free(o->by_name);
+	heap_free(o->sums);
+	heap_free(o->queue);
+	heap_free(o->send);
+	heap_free(o->update_begin_ns);
+	heap_free(o->update_end_ns);
+}
+
 int layout_add(struct offstage_optimizer *o, const struct offstage_tensor *given, uint32_t n)
 {
 	struct plan p = { .n_tensors = o->n_tensors + n, .n_segments = o->n_segments, .n_subgroups = o->n_subgroups };
@@ -301,15 +314,7 @@ int layout_add(struct offstage_optimizer *o, const struct offstage_tensor *given
 		goto undo;
 
 	/* Nothing fails from here on. */
-	heap_free(o->tensors);
-	heap_free(o->segments);
-	heap_free(o->subgroups);
-	heap_free(o->by_name);
-	heap_free(o->sums);
-	heap_free(o->queue);
-	heap_free(o->send);
-	heap_free(o->update_begin_ns);
-	heap_free(o->update_end_ns);
+	free_arrays(o);
 	heap_free(p.state_bytes);
 	o->tensors = p.tensors;
 	o->segments = p.segments;
@@ -385,13 +390,5 @@ void layout_free(struct offstage_optimizer *o)
 			o->device->ops->event_destroy(o->tensors[i].ready);
 		heap_free(o->tensors[i].name);
 	}
-	heap_free(o->tensors);
-	heap_free(o->segments);
-	heap_free(o->subgroups);
-	heap_free(o->by_name);
-	heap_free(o->sums);
-	heap_free(o->queue);
-	heap_free(o->send);
-	heap_free(o->update_begin_ns);
-	heap_free(o->update_end_ns);
+	free_arrays(o);
 }
