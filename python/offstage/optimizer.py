@@ -37,6 +37,8 @@ _BYTES_UNDER_WAY = 256 << 20
 # Elements that pass through a scratch tensor at a time where types differ. Memory that the library writes to says its
 # type and device: torch.set_default_dtype() and set_default_device() are the program's.
 _CHUNK = 1 << 18
+# Bytes in the middle of each parameter by which a write is found that autograd doesn't see.
+_SAMPLE = 256
 
 
 class StepResult(NamedTuple):
@@ -54,7 +56,7 @@ class _Parameter:
     """One parameter as the library has it. Elements are counted in the order in which they lie in memory."""
 
     __slots__ = ("tensor", "name", "group", "slot", "count", "dtype", "shape", "pieces", "address", "stride", "version", "order",
-                 "dense", "hook")
+                 "dense", "hook", "probe", "sample")
 
     def __init__(self, tensor, name, group):
         self.tensor = tensor
@@ -66,6 +68,7 @@ class _Parameter:
         self.shape = tensor.shape
         self.pieces = []  # (number in the library, first element, elements)
         self.version = None  # unknown: somebody else may have written
+        self.sample = b""
         self.hook = None
         self.locate()
 
@@ -80,6 +83,21 @@ class _Parameter:
         if self.dense is not None:
             self.order = list(range(p.dim()))
             self.copy_in()
+        size = p.element_size() * (p.numel() if self.dense is None else min(1, p.numel()))
+        length = min(_SAMPLE, size)
+        self.probe = self.address + (size - length) // 2, length
+
+    def seen(self):
+        """The parameter is now as the library has it: whoever writes from here on is found by written()."""
+        self.version = self.tensor._version
+        self.sample = ctypes.string_at(*self.probe)
+
+    def written(self):
+        """
+        Whether somebody else wrote to the parameter since seen(). Autograd doesn't count what goes through .data, or into
+        new memory that happens to lie where the old was: for these a sample is compared.
+        """
+        return self.version != self.tensor._version or self.sample != ctypes.string_at(*self.probe)
 
     def lies_as(self):
         """In which order the elements lie. Dimensions of one element say nothing about that."""
@@ -365,7 +383,7 @@ class _Offloaded(torch.optim.Optimizer):
             record.pieces.append((first + k, start, count))
             self._owner.append(record)
         for record in added:
-            record.version = record.tensor._version
+            record.seen()
             self._parameters.append(record)
             self._known[record.tensor] = record
         if self._sharding is not None:
@@ -399,17 +417,27 @@ class _Offloaded(torch.optim.Optimizer):
             self._check_overlap(())
         for record in moved:
             self._move(record)
+        written = [record for record in live if record.written()]
+        unseen = [record for record in written if record.version == record.tensor._version]
+        if unseen or self._debug:
+            # Whoever wrote one through .data may have written others, in places that aren't sampled.
+            unseen = {record for record in live if record.version == record.tensor._version}
+            written = live
+        for record in written:
+            record.copy_in()
+            if self._take(record) and record in unseen:
+                self._tell_unseen(record)
         for record in live:
             p = record.tensor
-            if p._version != record.version:
-                record.copy_in()
-                self._take(record)
-            elif self._debug and self._take(record):
-                warnings.warn(f"parameter {record.name} was written through .data, which autograd doesn't see: found with "
-                              "OFFSTAGE_DEBUG=1 only; write to the parameter under torch.no_grad(), or call "
-                              "optimizer.reload()", RuntimeWarning, stacklevel=4)
             if record.hook is None and self._options["drain"] == "backward" and p.requires_grad:
                 self._listen(record)
+
+    def _tell_unseen(self, record):
+        if "unseen" not in self._warned:
+            self._warned.add("unseen")
+            warnings.warn(f"parameter {record.name} was written or replaced through .data, which autograd doesn't see: it was "
+                          "taken in, and so were others, but it was found by a sample that a small change may miss. Write "
+                          "under torch.no_grad(), or call optimizer.reload()", RuntimeWarning, stacklevel=5)
 
     @staticmethod
     def _check_moved(record):
@@ -470,13 +498,14 @@ class _Offloaded(torch.optim.Optimizer):
                     changed = True
                     master = torch.where(differs, part.float(), master)
                     lib.offstage_state_write(self._handle, number, _lib.MASTER, at, n, master.data_ptr())
-        record.version = p._version
+        record.seen()
         return changed
 
     def reload(self, params=None):
         """
-        Reads the masters anew from these parameters (None: all), as after `p.data.copy_(…)`: a write that autograd doesn't
-        see, and so this optimizer neither. Other writes are found without it.
+        Reads the masters anew from these parameters (None: all), as after `p.data[0] = …`: a write that autograd doesn't
+        see. This optimizer compares a sample of each parameter, by which it finds most of those (and warns), but not all
+        that change a few elements. Other writes are found without it.
         """
         with self._lock, torch.no_grad():
             self._use()
@@ -746,7 +775,7 @@ class _Offloaded(torch.optim.Optimizer):
         for record in records:
             record.copy_out()
             torch_versions.bump_version(record.tensor)
-            record.version = record.tensor._version
+            record.seen()
 
     def _check_untouched(self, groups, loss_scale):
         """Gradients have been drained during backward; what changed since can't be taken into this step any more."""
@@ -757,7 +786,9 @@ class _Offloaded(torch.optim.Optimizer):
                                    "gradients were dropped (with early=True: what was updated stays)")
         for record in self._parameters:
             p = record.tensor
-            if record.group is not None and (p.data_ptr() != record.address or p._version != record.version):
+            # An early step has written already to what autograd will only be told of afterwards.
+            written = record.written() if self._announced is None else p._version != record.version
+            if record.group is not None and (written or p.data_ptr() != record.address):
                 raise RuntimeError(f"parameter {record.name} was written to or moved between backward() and step(), when its "
                                    "gradient had been drained already: change parameters before backward(), or use "
                                    "drain='step'. The gradients were dropped (with early=True: what was updated stays)")

@@ -307,6 +307,58 @@ def test_a_write_through_data_is_taken_by_reload(model):
     assert same_bits(model[1].weight, wanted)
 
 
+@pytest.mark.parametrize("drain", ["step", "backward"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bulk_writes_through_data_are_found(model, dtype, drain):
+    """What trainers do: clamp all weights, start them anew, scale them twice (the second time into the first memory)."""
+    def clamp(p):
+        p.data.clamp_(-0.01, 0.01)
+
+    def start_anew(p):
+        p.data.fill_(0.25)
+
+    def scale(p):
+        p.data = p.data * 0.5
+        p.data = p.data * 0.5
+
+    ours, theirs = twins(model.to(dtype))
+    a, b = offstage.AdamW(ours.parameters(), drain=drain), offstage.AdamW(theirs.parameters(), drain=drain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for write in (clamp, start_anew, scale):
+            for m, o in ((ours, a), (theirs, b)):
+                train(m, o, 2)
+                for p in m.parameters():
+                    write(p)
+            b.reload()
+    train(ours, a, 2)
+    train(theirs, b, 2)
+    for p, q in zip(ours.parameters(), theirs.parameters()):
+        assert same_bits(p, q)
+    assert [w for w in caught if "through .data" in str(w.message)]
+
+
+def test_broadcast_parameters_are_found(model):
+    """torch.distributed.broadcast(p.data, 0) is how ranks are made equal; it doesn't tell autograd."""
+    optimizer = offstage.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+    train(model, optimizer, 1)
+    wanted = [torch.randn_like(p) for p in model.parameters()]
+    for p, value in zip(model.parameters(), wanted):
+        p.data.numpy()[...] = value.numpy()
+    with pytest.warns(RuntimeWarning, match="through .data"):
+        train(model, optimizer, 1)
+    for p, value in zip(model.parameters(), wanted):
+        assert same_bits(p, value)
+
+
+def test_a_write_through_data_between_backward_and_step_is_refused_too(model):
+    optimizer = offstage.AdamW(model.parameters(), drain="backward")
+    loss_of(model, 0).backward()
+    model[1].weight.data.mul_(0.5)
+    with pytest.raises(RuntimeError, match="between backward"):
+        optimizer.step()
+
+
 def test_a_write_through_data_is_found_in_debug_mode(monkeypatch):
     monkeypatch.setenv("OFFSTAGE_DEBUG", "1")
     for dtype in (torch.float32, torch.bfloat16):
