@@ -21,6 +21,7 @@ import threading
 import warnings
 import weakref
 from collections import defaultdict, deque
+from collections.abc import MutableMapping
 from ctypes import byref, c_double, c_uint64, c_void_p
 from typing import NamedTuple, Optional
 
@@ -160,6 +161,53 @@ def _refuse(name, p):
                          "tensor that it was expanded from")
 
 
+class _State(MutableMapping):
+    """
+    optimizer.state: {parameter: its state under torch's names}, as it is in the library now. What is read are copies;
+    torch refuses to edit them in place, because that would change nothing here. Set an entry, or use load_state_dict().
+    With shard=True all of it is collective.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def _steps(self):
+        with self._optimizer._lock, torch.no_grad():
+            return {record.tensor: (record, step) for record, step in self._optimizer._with_state()}
+
+    def __len__(self):
+        return len(self._steps())
+
+    def __iter__(self):
+        return iter(self._steps())
+
+    def __contains__(self, p):
+        return p in self._steps()
+
+    def __getitem__(self, p):
+        # Tensors of inference mode can be read everywhere and not written outside of it.
+        with self._optimizer._lock, torch.inference_mode():
+            record, step = self._steps().get(p, (None, 0))
+            return self._optimizer._entry(record, step) if step else {}  # as torch's defaultdict
+
+    def get(self, p, default=None):
+        return self[p] or default
+
+    def __setitem__(self, p, entry):
+        self._optimizer._set_state({p: entry})
+
+    def __delitem__(self, p):
+        if p not in self:
+            raise KeyError(p)
+        self._optimizer._set_state({p: None})
+
+    def clear(self):
+        self._optimizer._set_state(dict.fromkeys(self._steps()))
+
+    def __repr__(self):
+        return f"<state of {len(self)} parameters, in offstage's memory>"
+
+
 def _close(handle, device, parameters):
     """What the end of an optimizer does; no reference to the optimizer itself."""
     for parameter in parameters:
@@ -177,6 +225,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     _torch_class = None
     _l2 = False
+    _shown = None  # what torch's own state_dict() is to find in self.state
 
     def __init__(self, params, defaults, *, max_grad_norm, nonfinite, drain, accumulate, early, moment_dtype,
                  stochastic_rounding, seed, subgroup, lock, state, staging, link, shard, process_group, context):
@@ -223,6 +272,7 @@ class _Offloaded(torch.optim.Optimizer):
 
         self._lock = threading.RLock()
         self._parameters = []  # _Parameter, in the order of the library's numbers
+        self._apart = []  # those that were in param_groups when it was checked that no two share memory
         self._known = {}  # tensor: its _Parameter
         self._owner = []  # the library's number: its _Parameter
         self._names = set()  # as the library has them
@@ -403,7 +453,6 @@ class _Offloaded(torch.optim.Optimizer):
         Between steps, before the first gradient of the next one is drained: takes in what changed since. New parameters,
         moved ones, and ones that somebody else wrote to.
         """
-        out = [record for record in self._parameters if record.group is None]
         newcomers = self._place()
         live = [record for record in self._parameters if record.group is not None]
         moved = [record for record in live
@@ -413,8 +462,9 @@ class _Offloaded(torch.optim.Optimizer):
         if newcomers:
             self._add(newcomers)
             live += self._parameters[-len(newcomers):]
-        elif moved or any(record.group is not None for record in out):
+        elif moved or live != self._apart:
             self._check_overlap(())
+        self._apart = live
         for record in moved:
             self._move(record)
         written = [record for record in live if record.written()]
@@ -846,28 +896,59 @@ class _Offloaded(torch.optim.Optimizer):
             most = max(most, steps.value)
         return most
 
+    @property
+    def state(self):
+        """The state by parameter, as torch.optim's has it: to be read, set and cleared, not edited in place."""
+        return _State(self) if self._shown is None else self._shown
+
+    @state.setter
+    def state(self, value):
+        if not self._building:  # torch's constructor sets it, too
+            self._set_state({**dict.fromkeys(self.state), **value})
+
+    @torch.no_grad()
+    def _set_state(self, entries):
+        """Sets the state of these parameters; None: forgets it."""
+        with self._lock:
+            handle = self._use()
+            if self._drained:
+                raise RuntimeError("state was set after gradients of the next step had been drained: set it between step() and "
+                                   "backward()")
+            self._settle()
+            for p, entry in entries.items():
+                if p not in self._known:
+                    raise KeyError("state was set for a tensor that isn't one of this optimizer's parameters, or is frozen")
+                if entry:
+                    self._check_entry(p, entry)
+            for p, entry in entries.items():
+                self._write_state(handle, self._known[p], entry)
+
+    def _with_state(self):
+        """[(parameter, number of its steps)] of those that have state: as torch, none before the first gradient."""
+        self._use()
+        self._place()
+        live = [record for record in self._parameters if record.group is not None]
+        steps = [self._steps(record) for record in live]
+        if self._sharding is not None:
+            steps = self._sharding.most(steps)
+        return [(record, step) for record, step in zip(live, steps) if step]
+
     def _read_state(self):
         """{parameter: its state under torch's names}, in new tensors. Collective with shard=True."""
         self._use()
         if self._drained:
             raise RuntimeError("state was asked for after gradients of the next step had been drained: ask between step() and "
                                "backward()")
-        self._place()
-        live = [record for record in self._parameters if record.group is not None]
-        steps = [self._steps(record) for record in live]
-        if self._sharding is not None:
-            steps = self._sharding.most(steps)
-        out = {}
-        for record, step in zip(live, steps):
-            if not step:
-                continue  # as torch: no state before the first gradient
-            out[record.tensor] = entry = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
-            kinds = [("exp_avg", _lib.EXP_AVG), ("exp_avg_sq", _lib.EXP_AVG_SQ)]
-            if record.tensor.dtype != torch.float32:
-                kinds.append(("master", _lib.MASTER))
-            for name, which in kinds:
-                entry[name] = self._read_one(record, which)
-        return defaultdict(dict, out)
+        return defaultdict(dict, {record.tensor: self._entry(record, step) for record, step in self._with_state()})
+
+    def _entry(self, record, step):
+        entry = {"step": torch.tensor(float(step), dtype=torch.float32, device="cpu")}
+        kinds = [("exp_avg", _lib.EXP_AVG), ("exp_avg_sq", _lib.EXP_AVG_SQ)]
+        if record.tensor.dtype != torch.float32:
+            kinds.append(("master", _lib.MASTER))
+        for name, which in kinds:
+            entry[name] = self._read_one(record, which)
+        return entry
 
     def _read_one(self, record, which):
         value = record.like(torch.float32)
@@ -889,11 +970,11 @@ class _Offloaded(torch.optim.Optimizer):
         it on all of them.
         """
         with self._lock:
-            self.state = self._read_state()
+            self._shown = self._read_state()
             try:
                 return super().state_dict()
             finally:
-                self.state = defaultdict(dict)
+                self._shown = None
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
@@ -911,7 +992,6 @@ class _Offloaded(torch.optim.Optimizer):
                 self._write_state(handle, record, entries.get(record.tensor))
             with torch_versions.load_hooks_off(self):
                 super().load_state_dict({**state_dict, "state": {}})
-            self.state = defaultdict(dict)
 
     def _match(self, state_dict):
         """{parameter: its entry}, checked: sizes, keys and options, before anything is written."""
@@ -932,17 +1012,21 @@ class _Offloaded(torch.optim.Optimizer):
                     if p not in self._known:
                         frozen.append((p, f"param.{key}", index))
         for p, entry in entries.items():
-            for name in ("step", "exp_avg", "exp_avg_sq"):
-                if name not in entry:
-                    raise ValueError(f"the state dict has no {name!r} for a parameter of shape {tuple(p.shape)}: it isn't of "
-                                     "Adam or AdamW")
-            for name in ("exp_avg", "exp_avg_sq", "master"):
-                if name in entry and entry[name].shape != p.shape:
-                    raise ValueError(f"{name} in the state dict has shape {tuple(entry[name].shape)} and its parameter "
-                                     f"{tuple(p.shape)}")
+            self._check_entry(p, entry)
         if frozen:  # trained before, frozen now: their state is kept for when they are thawed
             self._add(frozen)
         return entries
+
+    @staticmethod
+    def _check_entry(p, entry):
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            if name not in entry:
+                raise ValueError(f"the state dict has no {name!r} for a parameter of shape {tuple(p.shape)}: it isn't of "
+                                 "Adam or AdamW")
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in entry and entry[name].shape != p.shape:
+                raise ValueError(f"{name} in the state dict has shape {tuple(entry[name].shape)} and its parameter "
+                                 f"{tuple(p.shape)}")
 
     def _write_state(self, handle, record, entry):
         if not entry and not self._steps(record):
@@ -983,7 +1067,7 @@ class _Offloaded(torch.optim.Optimizer):
     def __setstate__(self, state):
         made = state.get("offstage")
         if made is None:  # torch's load_state_dict: groups only
-            super().__setstate__(state)
+            super().__setstate__({name: value for name, value in state.items() if name != "state"})
             for group in self.param_groups:  # saved by another version of torch, with fewer keys
                 for name in self._keys:
                     group.setdefault(name, self.defaults[name])
@@ -994,8 +1078,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._keys = made["keys"]
         self._start()
         self._building = False
-        super().__setstate__({"defaults": state["defaults"], "param_groups": state["param_groups"],
-                              "state": defaultdict(dict)})
+        super().__setstate__({"defaults": state["defaults"], "param_groups": state["param_groups"]})
         with torch.no_grad():
             self._settle()
             entries = dict(made["state"])
@@ -1047,7 +1130,7 @@ _OPTIONS_DOC = """
     context: an offstage.Context (threads, budget); None: the process's shared one.
 
     foreach and fused are accepted and change nothing. amsgrad, capturable and differentiable must be False.
-    `optimizer.state` stays empty: state_dict() has it.
+    `optimizer.state` gives copies, and can be set and cleared.
 """
 
 

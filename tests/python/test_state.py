@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints: both ways with torch.optim's, resumed bit by bit, loaded in place."""
 
+import collections
 import copy
 import gc
 import io
@@ -303,3 +304,57 @@ def test_a_deleted_optimizer_gives_its_memory_back(model, clean):
         del a, scheduler
         gc.collect()
         assert offstage.stats()["requested_bytes"] == before
+
+
+def test_setting_state_anew_forgets_it_as_in_torch(model):
+    """optimizer.state = defaultdict(dict) and optimizer.state.clear() are how trainers start an optimizer anew."""
+    for forget in (lambda o: setattr(o, "state", collections.defaultdict(dict)), lambda o: o.state.clear()):
+        ours, theirs = twins(model)
+        a, b = offstage.AdamW(ours.parameters(), lr=1e-2), torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+        for m, o in ((ours, a), (theirs, b)):
+            train(m, o, 3)
+            assert o.state
+            forget(o)
+            assert not o.state
+            train(m, o, 3)
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_state_can_be_read_and_set_by_parameter_but_not_edited_in_place(model):
+    optimizer = offstage.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, 2)
+    weight = model[1].weight
+    saved = optimizer.state_dict()["state"]
+    assert list(optimizer.state) == list(model.parameters()) and len(optimizer.state) == len(saved)
+    entry = optimizer.state[weight]
+    assert int(entry["step"]) == 2 and same_bits(entry["exp_avg"], saved[1]["exp_avg"])
+    with pytest.raises(RuntimeError, match="[Ii]nplace update to inference tensor"):
+        entry["exp_avg"].zero_()  # it's a copy: this would be lost in silence
+    optimizer.state[weight] = dict(entry, exp_avg=torch.zeros_like(weight))
+    after = optimizer.state_dict()["state"]
+    assert not after[1]["exp_avg"].any() and same_bits(after[1]["exp_avg_sq"], saved[1]["exp_avg_sq"])
+    assert same_bits(after[0]["exp_avg"], saved[0]["exp_avg"])
+    del optimizer.state[weight]
+    assert weight not in optimizer.state and optimizer.state.get(weight) is None
+    with pytest.raises(ValueError, match="shape"):
+        optimizer.state[weight] = dict(entry, exp_avg=torch.zeros(3))
+    with pytest.raises(KeyError):
+        optimizer.state[torch.nn.Parameter(torch.ones(2))] = dict(entry)
+
+
+def test_distributed_checkpoints_of_torch_change_nothing(model):
+    """Its get_optimizer_state_dict() steps with gradients of zero where it finds no state."""
+    parts = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    optimizer = offstage.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, 2)
+    optimizer.zero_grad()
+    before = snapshot(optimizer)
+    state = parts.get_optimizer_state_dict(model, optimizer)
+    assert_same(before, snapshot(optimizer))
+    train(model, optimizer, 2)
+    parts.set_optimizer_state_dict(model, optimizer, state)
+    after = snapshot(optimizer)
+    for key, entry in before[1].items():
+        for name, value in entry.items():
+            assert same_bits(value.float(), after[1][key][name].float())
