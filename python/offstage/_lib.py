@@ -10,6 +10,7 @@ lets go of the interpreter lock during a call.
 """
 
 import ctypes
+import operator
 import os
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -286,6 +287,19 @@ def choice(table, value, what):
         raise ValueError(f"{what} is {value!r}: it is one of {words}") from None
 
 
+def whole(value, what, most=2 ** 64 - 1):
+    """
+    An integer that the library takes, or a sentence. ctypes alone would cut it to its lowest bits in silence.
+    """
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}: it is a whole number") from None
+    if not 0 <= value <= most:
+        raise ValueError(f"{what} is {value}: it is 0 or more, and at most {most}")
+    return value
+
+
 def buffer_options(*, nodes=None, placement=None, weights=None, huge=None, lock=None, shareable=False, dontfork=False):
     """
     A BufferOptions from Python values. With nodes and no placement: bind for one node, weighted if weights are given,
@@ -295,7 +309,14 @@ def buffer_options(*, nodes=None, placement=None, weights=None, huge=None, lock=
     options.flags = (BUFFER_SHAREABLE if shareable else 0) | (BUFFER_DONTFORK if dontfork else 0)
     options.huge = choice(WANT, huge, "huge")
     options.lock = choice(WANT, lock, "lock")
-    nodes = [nodes] if isinstance(nodes, int) else list(nodes or [])
+    if nodes is None or hasattr(nodes, "__index__"):
+        nodes = [] if nodes is None else [nodes]
+    try:
+        nodes = [whole(node, "a node's number", ALL) for node in nodes]
+        weights = None if weights is None else [whole(weight, "a weight", ALL) for weight in weights]
+    except TypeError as error:
+        raise TypeError(f"nodes are {nodes!r} and weights {weights!r}: nodes are one number or several, weights one for each "
+                        "node") from error
     if placement is None:
         placement = "local" if not nodes else "weighted" if weights else "bind" if len(nodes) == 1 else "interleave"
     options.placement = choice(PLACEMENT, placement, "placement")

@@ -41,8 +41,7 @@ class Buffer:
                  context=None):
         options = _lib.buffer_options(nodes=nodes, placement=placement, weights=weights, huge=huge, lock=lock,
                                       shareable=shareable)
-        if bytes < 0:
-            raise ValueError(f"a buffer of {bytes} bytes was asked for: a size is 0 or more")
+        bytes = _lib.whole(bytes, "the size of a buffer in bytes")
         handle = c_void_p()
         context = context or default_context()
         lib.offstage_buffer_create(context.handle, bytes, byref(options), byref(handle))
@@ -53,6 +52,7 @@ class Buffer:
         """Maps a buffer that another process made and passed as a descriptor, which stays the caller's."""
         self = cls.__new__(cls)
         handle = c_void_p()
+        fd = fd if type(fd) is int and fd < 0 else _lib.whole(fd, "a descriptor", 2 ** 31 - 1)
         lib.offstage_buffer_import((context or default_context()).handle, fd, byref(handle))
         self._take(handle)
         return self
@@ -114,6 +114,8 @@ class Buffer:
         import numpy
 
         dtype = numpy.dtype(dtype)
+        if not dtype.itemsize:
+            raise ValueError(f"elements of {dtype!r} have no bytes: name a type with a size, as 'S8'")
         array = numpy.frombuffer(self.view(), dtype=dtype, count=self._bytes // dtype.itemsize)
         return array if shape is None else _shaped(array, shape)
 
@@ -171,7 +173,7 @@ def _shaped(flat, shape):
     """`flat` cut to `shape`, with a sentence when it doesn't fit."""
     need = 1
     for extent in (shape if isinstance(shape, (tuple, list)) else (shape,)):
-        need *= extent
+        need *= _lib.whole(extent, "an extent of the shape")
     have = flat.shape[0]
     if need > have:
         raise ValueError(f"shape {tuple(shape) if isinstance(shape, (tuple, list)) else shape} needs {need} elements and "

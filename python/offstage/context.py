@@ -27,6 +27,8 @@ class Context:
 
     def __init__(self, *, threads=0, provider=None, isa=None, budget=0, lock=None):
         self._arguments = dict(threads=threads, provider=provider, isa=isa, budget=budget, lock=lock)
+        threads = _lib.whole(threads, "threads", _lib.ALL)
+        budget = _lib.whole(budget, "budget")
         options = _lib.Options(threads=threads, provider=_lib.text(provider), isa=_lib.text(isa), budget=budget,
                                lock=_lib.choice(_lib.WANT, lock, "lock"))
         handle = c_void_p()
@@ -89,7 +91,7 @@ class Context:
 
     def trace_start(self, capacity=65536):
         """Keeps the first `capacity` spans of drain, norm, update and refill from now on; 0 stops and drops them."""
-        lib.offstage_trace_start(self.handle, capacity)
+        lib.offstage_trace_start(self.handle, _lib.whole(capacity, "capacity", _lib.ALL))
 
     def trace_save(self, path):
         """Writes the spans as a Chrome trace that Perfetto opens."""

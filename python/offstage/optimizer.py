@@ -291,7 +291,8 @@ class _Offloaded(torch.optim.Optimizer):
         options = _lib.OptimizerOptions(
             flags=(_lib.OPTIMIZER_ACCUMULATE if accumulate else 0) |
                   (_lib.OPTIMIZER_STOCHASTIC if o["stochastic_rounding"] else 0),
-            subgroup=o["subgroup"], moment_dtype=_DTYPES[o["moment_dtype"]], seed=o["seed"])
+            subgroup=_lib.whole(o["subgroup"], "subgroup"), moment_dtype=_DTYPES[o["moment_dtype"]],
+            seed=_lib.whole(o["seed"], "seed"))
         placement = dict(lock=o["lock"])
         state = _lib.buffer_options(**{**placement, **(o["state"] or {})})
         staging = _lib.buffer_options(**{**placement, **(o["staging"] or {})})
@@ -303,6 +304,10 @@ class _Offloaded(torch.optim.Optimizer):
             if unknown:
                 raise ValueError(f"link has no {sorted(unknown)[0]!r}: it has d2h and h2d (bytes per second) and latency "
                                  "(seconds)")
+            for name, value in o["link"].items():
+                if not 0 <= value < 2 ** (64 if name != "latency" else 2):
+                    raise ValueError(f"{name} of the link is {value}: a bandwidth is 0 (as fast as memory copies go) or more bytes "
+                                     "per second, a latency 0 to 4 seconds")
             device = c_void_p()
             lib.offstage_device_open(context.handle, byref(_lib.DeviceOptions(
                 d2h_bytes_per_s=int(o["link"].get("d2h", 0)), h2d_bytes_per_s=int(o["link"].get("h2d", 0)),

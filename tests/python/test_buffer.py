@@ -165,3 +165,17 @@ def test_the_budget_is_a_hard_ceiling():
 def test_a_negative_size_is_refused():
     with pytest.raises(ValueError, match="0 or more"):
         offstage.Buffer(-1)
+
+
+@pytest.mark.parametrize("make, sentence", [
+    (lambda: offstage.Buffer(2 ** 64 + 5), "at most"), (lambda: offstage.Buffer(1.5), "whole number"),
+    (lambda: offstage.Buffer("5"), "whole number"), (lambda: offstage.Buffer(None), "whole number"),
+    (lambda: offstage.Buffer(5, nodes=2 ** 32), "at most"), (lambda: offstage.Buffer(5, nodes=-1), "0 or more"),
+    (lambda: offstage.Buffer(5, nodes=0.5), "nodes are"), (lambda: offstage.Buffer(5, nodes=[0], weights=5), "weights"),
+    (lambda: offstage.Buffer.from_fd(2 ** 33 + 1), "at most"), (lambda: offstage.Buffer.from_fd("x"), "whole number"),
+    (lambda: offstage.Context(budget=-1), "0 or more"), (lambda: offstage.Context(threads=2 ** 32 + 1), "at most"),
+    (lambda: offstage.Buffer(64).numpy(shape=(-1, 4)), "0 or more"), (lambda: offstage.Buffer(64).numpy("S0"), "no bytes")],
+    ids=str)
+def test_numbers_are_not_cut_to_their_lowest_bits(make, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        make()

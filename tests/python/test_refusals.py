@@ -77,7 +77,8 @@ def test_parameters_that_share_memory():
     (dict(moment_dtype=torch.float16), "moment_dtype"), (dict(accumulate=True), "drain='backward'"),
     (dict(early=True), "early=True"), (dict(drain="backward", early=True, max_grad_norm=1.0, nonfinite="apply"), "early=True"),
     (dict(drain="backward", shard=True), "drain='step'"), (dict(link=dict(bandwidth=1)), "d2h"), (dict(lock="maybe"), "lock"),
-    (dict(state=dict(placement="somewhere")), "placement")], ids=str)
+    (dict(state=dict(placement="somewhere")), "placement"), (dict(subgroup=-1), "subgroup"), (dict(seed=2 ** 64), "seed"),
+    (dict(link=dict(d2h=-5)), "d2h"), (dict(link=dict(latency=1e6)), "latency")], ids=str)
 def test_arguments_that_make_no_sense(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         offstage.AdamW([one(3)], **options)
