@@ -13,6 +13,7 @@ import math
 import os
 import resource
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def arguments():
     a.steps = a.steps or (30 if a.quick else 100)
     if a.steps < FEWEST or a.batch < 1 or a.context < 2:
         p.error(f"it takes {FEWEST} steps, a batch of 1 and a context of 2 bytes at least")
+    if not (0 <= a.lr < math.inf and 0 < a.clip < math.inf and 0 <= a.link < math.inf):
+        p.error("the learning rate and the link are 0 or more, and the norm to clip to is above 0")
     return a
 
 
@@ -408,7 +411,11 @@ def main():
     # Debian's torch takes one thread where two share a core.
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     data, text = read_text(a)
-    a.out.mkdir(parents=True, exist_ok=True)
+    try:  # before the runs, which take minutes
+        a.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=a.out).close()
+    except OSError as error:
+        sys.exit(f"demo: results can't be written to {a.out} ({error.strerror}): give another directory with --out")
     info = offstage.default_context().info()
     count = sum(p.numel() for p in make_model(a).parameters())
     print(f"text: {text}, {size_text(len(data))}\nmodel: {a.model}, {count / 1e6:.2f} M parameters in {a.dtype}; "

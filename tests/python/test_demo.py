@@ -53,3 +53,17 @@ def test_a_text_that_is_too_short_is_a_sentence(tmp_path):
     (tmp_path / "short").write_bytes(b"short")
     done = demo(tmp_path, "--text", str(tmp_path / "short"))
     assert done.returncode == 1 and "needs more" in done.stderr
+
+
+@pytest.mark.parametrize("options, sentence", [(["--lr", "nan"], "learning rate"), (["--clip", "0"], "clip"),
+                                               (["--link", "-1"], "link")], ids=str)
+def test_numbers_that_make_no_sense_are_a_sentence(tmp_path, options, sentence):
+    done = demo(tmp_path, *options)
+    assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def test_a_directory_that_cannot_be_written_is_a_sentence_before_the_runs(tmp_path):
+    (tmp_path / "out").write_bytes(b"a file")
+    done = demo(tmp_path)
+    assert done.returncode == 1 and "--out" in done.stderr and "Traceback" not in done.stderr
+    assert "model:" not in done.stdout
