@@ -142,6 +142,13 @@ static void event_put(struct event *event)
 		heap_free(event);
 }
 
+/* Lets go of what an operation holds while it is in line. */
+static void operation_put(const struct operation *op)
+{
+	if (op->kind == RECORD || op->kind == WAIT)
+		event_put(op->event);
+}
+
 static void event_reach(struct event *event, uint64_t ticket, int error)
 {
 	pthread_mutex_lock(&event->lock);
@@ -195,20 +202,20 @@ static void *stream_thread(void *arg)
 		}
 		case RECORD:
 			event_reach(op.event, op.ticket, error);
-			event_put(op.event);
 			error = 0;
 			break;
 		case WAIT:
 			event_await(op.event, op.ticket);
-			event_put(op.event);
 			break;
 		case CALL:
 			op.fn(op.arg);
 			break;
 		}
 
+		/* In this order: a child of fork that finds an operation in the queue lets go of its event. */
 		pthread_mutex_lock(&stream->lock);
 		stream->head++;
+		operation_put(&op);
 		pthread_cond_broadcast(&stream->room);
 	}
 	pthread_mutex_unlock(&stream->lock);
@@ -261,6 +268,9 @@ static void host_stream_destroy(struct offstage_stream *base)
 		pthread_mutex_unlock(&stream->lock);
 		pthread_join(stream->thread, NULL);
 	}
+	/* Nothing is left in line, but in a child of fork, which has no thread that would have done it. */
+	for (; stream->head != stream->tail; stream->head++)
+		operation_put(&stream->queue[stream->head % QUEUE]);
 	heap_free(stream);
 }
 
