@@ -139,7 +139,6 @@ long buffer_ioctl(struct file *file, unsigned int cmd, unsigned long arg);
 
 /* ---- sysfs.c ---- */
 
-extern const struct attribute_group *offstage_groups[];
 int people_init(struct device *device);
 void people_exit(void);
 

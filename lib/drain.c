@@ -10,6 +10,15 @@
 #include "optimizer.h"
 #include "threads.h"
 
+/* The first error of this step's copies, with the sentence that the device left. */
+static void keep_error(struct offstage_optimizer *o, int err)
+{
+	if (o->drain_error)
+		return;
+	o->drain_error = err;
+	snprintf(o->drain_error_text, sizeof(o->drain_error_text), "%s", offstage_error());
+}
+
 /* The next copy of tensor t, started. false: its slot isn't free yet, whoever frees it calls drain_issue() again. */
 static bool issue_piece(struct offstage_optimizer *o, struct tensor *t)
 {
@@ -43,12 +52,8 @@ static bool issue_piece(struct offstage_optimizer *o, struct tensor *t)
 	if (!ret)
 		ret = ops->copy(f->stream, D2H, c->landed, (const char *)t->grad + c->start * size, c->count * size);
 	/* Recorded even if the copy couldn't be put in line: the lander ends it like one that failed on the way. */
-	if (ops->event_record(c->end, f->stream) != 0 || ret) {
-		if (!o->drain_error) {
-			o->drain_error = ret ? ret : -EIO;
-			snprintf(o->drain_error_text, sizeof(o->drain_error_text), "%s", offstage_error());
-		}
-	}
+	if (ops->event_record(c->end, f->stream) != 0 || ret)
+		keep_error(o, ret ? ret : -EIO);
 	t->issued += c->count;
 	t->drain_entry = (uint32_t)(f->tail % f->limit);
 	f->tail++;
@@ -170,10 +175,8 @@ void *drain_thread(void *arg)
 		}
 
 		pthread_mutex_lock(&o->lock);
-		if (ret && !o->drain_error) {
-			o->drain_error = ret;
-			snprintf(o->drain_error_text, sizeof(o->drain_error_text), "%s", offstage_error());
-		}
+		if (ret)
+			keep_error(o, ret);
 		f->head++;
 		t->landed += c->count;
 		if (t->landed == t->count)
@@ -272,15 +275,10 @@ leave:
 int offstage_drain_wait(struct offstage_optimizer *o, uint32_t tensor, struct offstage_stream *stream)
 {
 	uint32_t first, last;
-	int ret = optimizer_enter(o);
+	int ret = optimizer_enter_wait(o, tensor, stream, &first, &last);
 
 	if (ret)
 		return ret;
-	ret = optimizer_check_tensor(o, tensor, true);
-	if (!ret)
-		ret = optimizer_check_stream(o, stream);
-	first = tensor == OFFSTAGE_ALL ? 0 : tensor;
-	last = tensor == OFFSTAGE_ALL ? o->n_tensors : tensor + 1;
 	for (uint32_t i = first; !ret && i < last; i++) {
 		struct tensor *t = &o->tensors[i];
 
@@ -315,12 +313,17 @@ void drain_forget(struct offstage_optimizer *o)
 	o->drain_error = 0;
 }
 
+void drain_wait_landed(struct offstage_optimizer *o)
+{
+	while ((o->pending_first != NONE || o->drains.head != o->drains.tail) && !o->fault)
+		pthread_cond_wait(&o->progress, &o->lock);
+}
+
 int drain_settle(struct offstage_optimizer *o, double *sumsq)
 {
 	int ret;
 
-	while ((o->pending_first != NONE || o->drains.head != o->drains.tail) && !o->fault)
-		pthread_cond_wait(&o->progress, &o->lock);
+	drain_wait_landed(o);
 	ret = optimizer_fault(o);
 	if (ret)
 		return ret;
@@ -360,8 +363,7 @@ int offstage_abandon(struct offstage_optimizer *o)
 
 	if (ret)
 		return ret;
-	while ((o->pending_first != NONE || o->drains.head != o->drains.tail) && !o->fault)
-		pthread_cond_wait(&o->progress, &o->lock);
+	drain_wait_landed(o);
 	ret = optimizer_fault(o);
 	if (!ret && o->early && o->queue_tail)
 		ret = fail(-EALREADY, "%u of %u subgroups have been updated early and can't be taken back: end the step with "

@@ -50,6 +50,25 @@ int optimizer_check_stream(struct offstage_optimizer *o, const struct offstage_s
 	return fail(-EINVAL, "the stream belongs to another device than the optimizer's: use a stream of that one");
 }
 
+int optimizer_enter_wait(struct offstage_optimizer *o, uint32_t tensor, const struct offstage_stream *stream,
+			 uint32_t *first, uint32_t *last)
+{
+	int ret = optimizer_enter(o);
+
+	if (ret)
+		return ret;
+	ret = optimizer_check_tensor(o, tensor, true);
+	if (!ret)
+		ret = optimizer_check_stream(o, stream);
+	if (ret) {
+		optimizer_leave(o);
+		return ret;
+	}
+	*first = tensor == OFFSTAGE_ALL ? 0 : tensor;
+	*last = tensor == OFFSTAGE_ALL ? o->n_tensors : tensor + 1;
+	return 0;
+}
+
 bool optimizer_idle(const struct offstage_optimizer *o)
 {
 	return o->queue_head == o->queue_tail && o->send_head == o->send_tail && o->refills.head == o->refills.tail;

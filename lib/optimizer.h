@@ -181,6 +181,9 @@ struct offstage_optimizer {
 /* ---- optimizer.c ---- */
 /* Checks the handle; the lock is taken on success. */
 int optimizer_enter(struct offstage_optimizer *o);
+/* The same for a call that waits for one tensor or all of them, [first, last), on the host or on a stream. */
+int optimizer_enter_wait(struct offstage_optimizer *o, uint32_t tensor, const struct offstage_stream *stream,
+			 uint32_t *first, uint32_t *last);
 void optimizer_leave(struct offstage_optimizer *o);
 /* With the lock held: waits until no update and no refill is under way. */
 void optimizer_wait_idle(struct offstage_optimizer *o);
@@ -213,6 +216,7 @@ unsigned slot_pieces(uint64_t count);
 /* ---- drain.c ---- */
 void *drain_thread(void *optimizer);
 void drain_issue(struct offstage_optimizer *o);		/* lock held: starts what can be started */
+void drain_wait_landed(struct offstage_optimizer *o);	/* lock held: nothing is in line or in flight, or there is a fault */
 int drain_settle(struct offstage_optimizer *o, double *sumsq);	/* lock held: all that was asked has landed */
 void drain_forget(struct offstage_optimizer *o);	/* lock held: drops this step's gradients */
 

@@ -122,15 +122,10 @@ void *refill_thread(void *arg)
 int offstage_wait(struct offstage_optimizer *o, uint32_t tensor, struct offstage_stream *stream)
 {
 	uint32_t first, last;
-	int ret = optimizer_enter(o);
+	int ret = optimizer_enter_wait(o, tensor, stream, &first, &last);
 
 	if (ret)
 		return ret;
-	ret = optimizer_check_tensor(o, tensor, true);
-	if (!ret)
-		ret = optimizer_check_stream(o, stream);
-	first = tensor == OFFSTAGE_ALL ? 0 : tensor;
-	last = tensor == OFFSTAGE_ALL ? o->n_tensors : tensor + 1;
 	for (uint32_t i = first; !ret && i < last; i++) {
 		struct tensor *t = &o->tensors[i];
 

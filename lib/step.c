@@ -469,8 +469,7 @@ int offstage_step_early(struct offstage_optimizer *o, const struct offstage_step
 	}
 	optimizer_wait_idle(o);
 	/* Earlier micro-batches land before the last one counts. */
-	while ((o->pending_first != NONE || o->drains.head != o->drains.tail) && !o->fault)
-		pthread_cond_wait(&o->progress, &o->lock);
+	drain_wait_landed(o);
 	ret = optimizer_fault(o);
 	if (ret)
 		goto leave;
