@@ -149,22 +149,31 @@ KDIR	?= /lib/modules/$(shell uname -r)/build
 MODULE_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/Kbuild kmod/probe/*.c) include/uapi/linux/offstage.h
 MODULE	:= $(BUILD)/kmod
 
-.PHONY: modules check-kmod kmod-tests
-modules:
-	@[ -e "$(KDIR)/Makefile" ] || { echo "make modules: $(KDIR) has no kernel to build for: install its headers (Debian: linux-headers-amd64), or name another by KDIR=" >&2; exit 1; }
-	@for f in $(MODULE_SOURCES); do \
-		to=$(MODULE)/$${f#kmod/}; cmp -s $$f $$to || install -D -m 644 $$f $$to || exit 1; \
+# build_module,SOURCES,DIRECTORY OF THEM,DIRECTORY TO BUILD IN
+define build_module
+	@[ -e "$(KDIR)/Makefile" ] || { echo "make $@: $(KDIR) has no kernel to build for: install its headers (Debian: linux-headers-amd64), or name another by KDIR=" >&2; exit 1; }
+	@for f in $(1); do \
+		to=$(3)/$${f#$(2)/}; cmp -s $$f $$to || install -D -m 644 $$f $$to || exit 1; \
 	done
-	$(MAKE) -C "$(KDIR)" M="$(abspath $(MODULE))" $(MODULE_FLAGS) modules
+	$(MAKE) -C "$(KDIR)" M="$(abspath $(3))" $(MODULE_FLAGS) modules
+endef
+
+.PHONY: modules test-modules check-kmod kmod-tests
+modules:
+	$(call build_module,$(MODULE_SOURCES),kmod,$(MODULE))
+# Mock devices that tests in the virtual machine load.
+test-modules:
+	$(call build_module,$(wildcard tests/kmod/*.c tests/kmod/Kbuild),tests/kmod,$(BUILD)/test-kmod)
 
 # Needs a kernel with offstage.ko loaded: `make kmod-tests`, then `scripts/vm --kernel 6.12 make check-kmod`, since nothing
 # is compiled in there. The unit tests run on the provider `kmod` then.
+VM_TESTS := $(patsubst tests/vm/%.c,$(BUILD)/vm-tests/%,$(wildcard tests/vm/*.c))
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
-	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma
-kmod-tests: $(BUILD)/vm-tests/test_module $(UNIT_BINS)
+	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma -luring
+kmod-tests: $(VM_TESTS) $(UNIT_BINS)
 check-kmod: kmod-tests
-	@scripts/run-unit $(BUILD)/vm-tests/test_module $(UNIT_BINS)
+	@scripts/run-unit $(VM_TESTS) $(UNIT_BINS)
 
 # ---- installation -------------------------------------------------------------------------------------------------------------
 

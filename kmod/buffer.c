@@ -43,30 +43,40 @@ static struct page *page_at(const struct buffer *buffer, pgoff_t at)
 	return slot->huge ? slot->huge + (at & (HUGE_PAGES - 1)) : slot->base[at & (HUGE_PAGES - 1)];
 }
 
-static void free_pages_of(struct buffer *buffer)
+/* Returns the bytes of those that are free now; the others are charged until they are. */
+static u64 free_pages_of(struct buffer *buffer)
 {
+	u64 kept = 0;
 	unsigned long i;
 	u32 k;
 
 	for (i = 0; i < buffer->n_slots; i++) {
 		struct slot *slot = &buffer->slots[i];
 
-		if (slot->huge)
-			pool_give(slot->huge, true, slot->from_pool);
+		if (slot->huge && !pool_give(slot->huge, slot->from_pool, buffer->session))
+			kept += PMD_SIZE;
 		for (k = 0; slot->base && k < slot->n_base; k++)
-			if (slot->base[k])
-				pool_give(slot->base[k], false, false);
+			if (slot->base[k] && !pool_give(slot->base[k], false, buffer->session))
+				kept += PAGE_SIZE;
 		kvfree(slot->base);
 		cond_resched();
 	}
 	kvfree(buffer->slots);
+	return buffer->backed - kept;
 }
 
-/* A page of one node, and with SPILL of the first that has one; *from is where to look first, and is moved on. */
-static struct page *take(const struct buffer_request *request, unsigned long slot, u32 *from, bool huge, bool *from_pool)
+/* How far a buffer has been filled. */
+struct filling {
+	u32 from;	/* with SPILL: the first node that isn't full yet */
+	bool tired;	/* a huge page couldn't be had, by reclaim and compaction, though it was only preferred */
+};
+
+/* A page of one node, and with SPILL of the first that has one. */
+static struct page *take(const struct buffer_request *request, unsigned long slot, struct filling *filling, bool huge,
+			 bool *from_pool)
 {
 	const struct placement *p = &request->placement;
-	bool hard = request->huge == OFFSTAGE_IOC_HUGE_REQUIRE;
+	bool hard = request->huge == OFFSTAGE_IOC_HUGE_REQUIRE || !filling->tired;
 	struct page *page;
 	u32 i;
 
@@ -75,18 +85,18 @@ static struct page *take(const struct buffer_request *request, unsigned long slo
 
 		return huge ? pool_take(node, request->pool_only, hard, from_pool) : pool_take_base(node);
 	}
-	for (i = huge ? *from : 0; i < p->n; i++) {
+	for (i = huge ? filling->from : 0; i < p->n; i++) {
 		page = huge ? pool_take(p->nodes[i], request->pool_only, hard, from_pool) : pool_take_base(p->nodes[i]);
 		if (!IS_ERR(page))
 			break;
 	}
 	/* A full node stays full for this buffer: the bytes lie in one run per node. */
-	if (huge)
-		*from = i < p->n ? i : *from;
+	if (huge && i < p->n)
+		filling->from = i;
 	return page;
 }
 
-static int fill_slot(struct buffer *buffer, const struct buffer_request *request, unsigned long i, u32 *from)
+static int fill_slot(struct buffer *buffer, const struct buffer_request *request, unsigned long i, struct filling *filling)
 {
 	struct slot *slot = &buffer->slots[i];
 	unsigned long pages = (buffer->backed >> PAGE_SHIFT) - i * HUGE_PAGES;
@@ -94,7 +104,7 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 	u32 k;
 
 	if (pages >= HUGE_PAGES && request->huge != OFFSTAGE_IOC_HUGE_NEVER) {
-		page = take(request, i, from, true, &slot->from_pool);
+		page = take(request, i, filling, true, &slot->from_pool);
 		if (!IS_ERR(page)) {
 			page_folio(page)->index = i * HUGE_PAGES;
 			slot->huge = page;
@@ -106,6 +116,8 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 			return PTR_ERR(page);
 		if (request->huge == OFFSTAGE_IOC_HUGE_REQUIRE)
 			return -ENOSR;
+		/* One hard try is worth it; as many as there are huge pages in a terabyte are not. */
+		filling->tired = true;
 	}
 	if (request->pool_only && pages >= HUGE_PAGES)
 		return -ENOMEM;
@@ -114,7 +126,7 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 	if (!slot->base)
 		return -ENOMEM;
 	for (k = 0; k < slot->n_base; k++) {
-		page = take(request, i, from, false, NULL);
+		page = take(request, i, filling, false, NULL);
 		if (IS_ERR(page))
 			return PTR_ERR(page);
 		page_folio(page)->index = i * HUGE_PAGES + k;
@@ -125,14 +137,14 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 
 static int fill_buffer(struct buffer *buffer, const struct buffer_request *request)
 {
+	struct filling filling = { 0 };
 	unsigned long i;
-	u32 from = 0;
 	int ret;
 
 	for (i = 0; i < buffer->n_slots; i++) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		ret = fill_slot(buffer, request, i, &from);
+		ret = fill_slot(buffer, request, i, &filling);
 		if (ret)
 			return ret;
 		cond_resched();
@@ -144,8 +156,7 @@ static int fill_buffer(struct buffer *buffer, const struct buffer_request *reque
 
 static void buffer_free(struct buffer *buffer)
 {
-	free_pages_of(buffer);
-	limits_uncharge(buffer->session, buffer->backed);
+	limits_uncharge(buffer->session, free_pages_of(buffer));
 	session_put(buffer->session);
 	kfree(buffer);
 }
@@ -163,7 +174,7 @@ static struct file *make_file(struct buffer *buffer)
 		return ERR_CAST(inode);
 	}
 	i_size_write(inode, buffer->backed);
-	file = alloc_file_pseudo(inode, mount, "[offstage]", O_RDWR, &buffer_fops);
+	file = alloc_file_pseudo(inode, mount, "offstage", O_RDWR, &buffer_fops);
 	if (IS_ERR(file)) {
 		iput(inode);
 		module_put(THIS_MODULE);
@@ -179,15 +190,15 @@ struct file *buffer_create(struct session *session, const struct buffer_request 
 	struct file *file;
 	int ret;
 
-	/* Rounded up to its page size (law 7); so large that rounding overflows is more than there is anyway. */
-	if (request->bytes > (u64)MAX_LFS_FILESIZE - PMD_SIZE)
+	/* Before anything is computed or allocated for it. */
+	if (request->bytes > (u64)totalram_pages() << PAGE_SHIFT)
 		return ERR_PTR(-ENOMEM);
 	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
 	if (!buffer)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&buffer->link);
 	buffer->requested = request->bytes;
-	buffer->backed = round_up(request->bytes, PAGE_SIZE);
+	buffer->backed = round_up(request->bytes, PAGE_SIZE);	/* law 7 */
 	buffer->n_slots = DIV_ROUND_UP(buffer->backed, PMD_SIZE);
 	buffer->pid = task_tgid_nr(current);
 	buffer->uid = current_uid();
@@ -366,9 +377,25 @@ void buffers_show(struct seq_file *out)
 
 /* ---- the mount ---- */
 
+/* What /proc shows for a mapping and a descriptor: offstage:[INODE]. */
+static char *buffer_name(struct dentry *dentry, char *out, int room)
+{
+	char name[32];
+	int n = snprintf(name, sizeof(name), "offstage:[%lu]", d_inode(dentry)->i_ino) + 1;
+
+	return n > room ? ERR_PTR(-ENAMETOOLONG) : memcpy(out + room - n, name, n);
+}
+
+static const struct dentry_operations dentry_ops = { .d_dname = buffer_name };
+
 static int init_fs_context(struct fs_context *fc)
 {
-	return init_pseudo(fc, OFFSTAGE_FS_MAGIC) ? 0 : -ENOMEM;
+	struct pseudo_fs_context *pseudo = init_pseudo(fc, OFFSTAGE_FS_MAGIC);
+
+	if (!pseudo)
+		return -ENOMEM;
+	pseudo->dops = &dentry_ops;
+	return 0;
 }
 
 /* No .owner: kern_mount() would hold a reference to this very module, and it could never be unloaded. */

@@ -216,6 +216,9 @@ static long dispatch(struct file *file, const struct op *ops, size_t n, unsigned
 		return -EFAULT;
 	if (size < op->min_size)
 		return -EINVAL;
+	/* No struct will ever be as large, and looking whether the rest is zero takes time. */
+	if (size > PAGE_SIZE)
+		return -E2BIG;
 	memset(&call, 0, sizeof(call));
 	ret = copy_struct_from_user(&call, op->size, arg, size);
 	if (ret)

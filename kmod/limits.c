@@ -8,7 +8,7 @@
 #include <linux/slab.h>
 #include "offstage.h"
 
-u64 limit_file, limit_user, limit_node, limit_all;
+u64 limit_file, limit_user = LIMIT_DEFAULT, limit_node, limit_all = LIMIT_DEFAULT;
 
 /* A user's account, shared by the sessions of that user. */
 struct account {

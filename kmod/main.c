@@ -82,9 +82,9 @@ static void default_limits(void)
 {
 	u64 all = (u64)totalram_pages() << PAGE_SHIFT;
 
-	if (!limit_user)
+	if (limit_user == LIMIT_DEFAULT)
 		limit_user = all / 2;
-	if (!limit_all)
+	if (limit_all == LIMIT_DEFAULT)
 		limit_all = all / 8 * 7;
 }
 
@@ -105,7 +105,9 @@ static int __init offstage_init(void)
 	ret = class_register(&offstage_class);
 	if (ret)
 		goto no_class;
-	pools_fill(reserve);
+	ret = pools_fill(reserve);
+	if (ret)
+		goto no_pools;
 	/* The device comes last: who can open it finds everything there. */
 	cdev_init(&cdev, &device_fops);
 	cdev.owner = THIS_MODULE;
@@ -127,6 +129,7 @@ no_sysfs:
 no_device:
 	cdev_del(&cdev);
 no_cdev:
+no_pools:
 	class_unregister(&offstage_class);
 no_class:
 	unregister_chrdev_region(number, 1);

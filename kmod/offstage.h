@@ -54,11 +54,11 @@ struct pool_counts {
 
 int pools_init(void);
 void pools_exit(void);
-/* Parses "0:64G,1:64G" or "all:80%" and fills the pools, in parallel. Errors are told, not fatal. */
-void pools_fill(const char *reserve);
+/* Parses "0:64G,1:64G" or "all:80%" and fills the pools, in parallel. -EINTR, -ENOMEM; bad entries are told, not fatal. */
+int pools_fill(const char *reserve);
 /* -ENODEV, -EOPNOTSUPP, -EXDEV: may a page of this node be asked for by the caller? */
 int pool_node_check(int node);
-/* Grows or shrinks a pool towards `bytes`; returns what it holds now, or a negative errno (-EINTR). */
+/* Grows or shrinks a pool towards `bytes`; returns what it holds now, or -ENODEV, -EOPNOTSUPP, -ENOMEM, -EINTR. */
 s64 pool_resize(int node, u64 bytes);
 void pool_counts(int node, struct pool_counts *counts);
 
@@ -69,8 +69,12 @@ void pool_counts(int node, struct pool_counts *counts);
 struct page *pool_take(int node, bool pool_only, bool hard, bool *from_pool);
 /* A cleared base page of the node, from the system. The same errors. */
 struct page *pool_take_base(int node);
-/* Gives a page back, to where it came from. One that somebody still holds is left to them. */
-void pool_give(struct page *page, bool huge, bool from_pool);
+struct session;
+/*
+ * Gives a page back, to where it came from. false: somebody has pinned it, and it is an orphan now, which stays charged
+ * to the session until it has been let go.
+ */
+bool pool_give(struct page *page, bool from_pool, struct session *session);
 
 /* ---- limits.c ---- */
 
@@ -80,6 +84,7 @@ struct session {
 	u64 used;		/* bytes; limits.c's lock */
 };
 
+#define LIMIT_DEFAULT U64_MAX	/* not set when the module is loaded */
 extern u64 limit_file, limit_user, limit_node, limit_all;
 
 struct session *session_create(void);

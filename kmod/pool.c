@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Pools: per node with normal memory, huge pages that are held reserved. A page that comes back from a buffer is dirty
- * until it has been scrubbed, in the background by a work on the node's CPUs, or at once when it is wanted and no
- * clean one is left. A page that is new from the system is clean: the allocator has cleared it.
+ * Pools: per node, huge pages that are held reserved. A page that comes back from a buffer is dirty until it has been
+ * scrubbed, in the background by a work on the node's CPUs, or at once when it is wanted and no clean one is left. A
+ * page that is new from the system is clean: the allocator has cleared it.
  *
- * A pool has a target. What it holds (free, or in buffers) grows towards it when it is set, and shrinks towards it as
- * pages come back. Pages of buffers are never taken away.
+ * A pool has a target. What it holds (free, in buffers, orphans) grows towards it when it is set, and shrinks towards
+ * it as pages come back. Pages of buffers are never taken away.
+ *
+ * A page that somebody has pinned when its buffer dies (a transfer that is under way, io_uring's late release) is an
+ * orphan. It isn't used again before theirs is the last reference but ours, and until then it is charged to the session
+ * that made the buffer: else one could have any amount of memory by pinning a byte of each buffer and closing it. A
+ * work looks every second, while there are orphans.
  */
+#include <linux/completion.h>
 #include <linux/cpuset.h>
 #include <linux/gfp.h>
 #include <linux/highmem.h>
-#include <linux/memory.h>
 #include <linux/module.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -28,15 +33,19 @@ struct pool {
 
 	spinlock_t lock;	/* guards what follows */
 	struct list_head clean, dirty;	/* free huge pages, by folio.lru */
+	struct list_head orphans;	/* huge and base pages; private: the session, and ORPHAN_FROM_POOL */
 	unsigned long target;	/* huge pages */
-	unsigned long held;	/* free, in buffers, and being allocated for the pool */
+	unsigned long held;	/* free, in buffers, orphans, and being allocated for the pool */
 	unsigned long free;	/* clean, dirty, and in the scrubber's hands */
 	unsigned long n_dirty;
 	u64 in_use, from_system;	/* bytes in buffers: all, and those not of the pool */
 	u64 orphaned, failed;
 
 	struct work_struct scrub;
+	struct delayed_work reap;
 };
+
+#define ORPHAN_FROM_POOL 1ul
 
 static struct pool *pools[MAX_NUMNODES];
 
@@ -53,14 +62,15 @@ static void clear_page_whole(struct page *page)
 
 /*
  * GFP_KERNEL, not GFP_HIGHUSER_MOVABLE: pages that devices reach can't move. Charged to the caller's memory cgroup when
- * it is on a user's behalf. Without `hard`, no reclaim and no compaction in the caller: a huge page isn't worth minutes.
+ * it is on a user's behalf. __GFP_RETRY_MAYFAIL: nobody is killed for it, in that cgroup or elsewhere. Without `hard`, no
+ * reclaim and no compaction in the caller.
  */
 static struct page *from_system(int node, unsigned int order, bool hard, bool charge)
 {
-	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_THISNODE | __GFP_NOWARN;
+	gfp_t gfp = GFP_KERNEL | __GFP_ZERO | __GFP_THISNODE | __GFP_NOWARN | __GFP_RETRY_MAYFAIL;
 
 	if (order)
-		gfp |= __GFP_COMP | __GFP_RETRY_MAYFAIL;
+		gfp |= __GFP_COMP;
 	if (charge)
 		gfp |= __GFP_ACCOUNT;
 	if (!hard)
@@ -100,16 +110,19 @@ static void scrub(struct work_struct *work)
 
 /* ---- taking and giving ---- */
 
-int pool_node_check(int node)
+static int has_normal_memory(int node)
 {
 	if (node < 0 || node >= MAX_NUMNODES || !node_state(node, N_MEMORY))
 		return -ENODEV;
 	/* Allocation on a node that is movable only would fail, or worse, go elsewhere. */
-	if (!node_state(node, N_NORMAL_MEMORY) || !pools[node])
-		return -EOPNOTSUPP;
-	if (!node_isset(node, cpuset_current_mems_allowed))
-		return -EXDEV;
-	return 0;
+	return node_state(node, N_NORMAL_MEMORY) && pools[node] ? 0 : -EOPNOTSUPP;
+}
+
+int pool_node_check(int node)
+{
+	int ret = has_normal_memory(node);
+
+	return ret ?: node_isset(node, cpuset_current_mems_allowed) ? 0 : -EXDEV;
 }
 
 static struct page *take_from_pool(struct pool *pool)
@@ -187,35 +200,95 @@ struct page *pool_take_base(int node)
 	return take_from_system(pools[node], 0, true);
 }
 
-void pool_give(struct page *page, bool huge, bool from_pool)
+/* With the lock held: nobody else has the page any more. true: it goes back to the pool, dirty; false: to the system. */
+static bool take_back(struct pool *pool, struct page *page, u64 bytes, bool from_pool)
+{
+	if (!from_pool) {
+		pool->from_system -= bytes;
+		return false;
+	}
+	if (pool->held > pool->target) {
+		pool->held--;
+		return false;
+	}
+	list_add_tail(&page_folio(page)->lru, &pool->dirty);
+	pool->n_dirty++;
+	pool->free++;
+	return true;
+}
+
+bool pool_give(struct page *page, bool from_pool, struct session *session)
 {
 	struct pool *pool = pools[page_to_nid(page)];
-	u64 bytes = huge ? PMD_SIZE : PAGE_SIZE;
-	bool keep = false;
+	u64 bytes = PAGE_SIZE << compound_order(page);
+	bool orphan, kept = false;
 
 	/* Nothing reads it any more, but finish_fault() of the next owner's buffer would. */
 	page_folio(page)->index = 0;
 	spin_lock(&pool->lock);
 	pool->in_use -= bytes;
-	if (!from_pool)
-		pool->from_system -= bytes;
-	if (page_ref_count(page) != 1) {
-		/* Somebody has pinned it: it is theirs until their last put_page(), and then the system's. */
+	orphan = page_ref_count(page) != 1;
+	if (orphan) {
+		kref_get(&session->ref);
+		set_page_private(page, (unsigned long)session | (from_pool ? ORPHAN_FROM_POOL : 0));
+		list_add_tail(&page_folio(page)->lru, &pool->orphans);
 		pool->orphaned += bytes;
-		pool->held -= from_pool;
-	} else if (from_pool && pool->held > pool->target) {
-		pool->held--;
-	} else if (from_pool) {
-		list_add_tail(&page_folio(page)->lru, &pool->dirty);
-		pool->n_dirty++;
-		pool->free++;
-		keep = true;
+	} else {
+		kept = take_back(pool, page, bytes, from_pool);
 	}
 	spin_unlock(&pool->lock);
-	if (keep)
+	if (orphan)
+		queue_delayed_work(system_unbound_wq, &pool->reap, HZ);
+	else if (kept)
 		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
 	else
 		put_page(page);
+	return !orphan;
+}
+
+/* An orphan that is in no list any more ends, here or with its last reference. */
+static void end_orphan(struct pool *pool, struct page *page)
+{
+	struct session *session = (struct session *)(page_private(page) & ~ORPHAN_FROM_POOL);
+	bool from_pool = page_private(page) & ORPHAN_FROM_POOL, kept;
+	u64 bytes = PAGE_SIZE << compound_order(page);
+
+	set_page_private(page, 0);
+	spin_lock(&pool->lock);
+	pool->orphaned -= bytes;
+	kept = take_back(pool, page, bytes, from_pool);
+	spin_unlock(&pool->lock);
+	if (kept)
+		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
+	else
+		put_page(page);
+	limits_uncharge(session, bytes);
+	session_put(session);
+}
+
+static void reap(struct work_struct *work)
+{
+	struct pool *pool = container_of(to_delayed_work(work), struct pool, reap);
+	struct folio *folio, *next;
+	LIST_HEAD(orphans);
+	bool more;
+
+	spin_lock(&pool->lock);
+	list_splice_init(&pool->orphans, &orphans);
+	spin_unlock(&pool->lock);
+	list_for_each_entry_safe(folio, next, &orphans, lru) {
+		if (folio_ref_count(folio) == 1) {
+			list_del(&folio->lru);
+			end_orphan(pool, &folio->page);
+		}
+		cond_resched();
+	}
+	spin_lock(&pool->lock);
+	list_splice(&orphans, &pool->orphans);
+	more = !list_empty(&pool->orphans);
+	spin_unlock(&pool->lock);
+	if (more)
+		queue_delayed_work(system_unbound_wq, &pool->reap, HZ);
 }
 
 /* ---- size ---- */
@@ -279,32 +352,90 @@ static void shrink(struct pool *pool)
 	}
 }
 
-s64 pool_resize(int node, u64 bytes)
-{
+struct filler {
+	struct work_struct work;
+	struct completion done;
 	struct pool *pool;
-	s64 held;
+	bool *stop;
+};
 
-	if (node < 0 || node >= MAX_NUMNODES || !node_state(node, N_MEMORY))
-		return -ENODEV;
-	pool = pools[node];
-	if (!pool)
-		return -EOPNOTSUPP;
-	if (bytes >> PMD_SHIFT > node_present_pages(node) >> HUGE_ORDER)
-		return -ENOMEM;
-	spin_lock(&pool->lock);
-	pool->target = bytes >> PMD_SHIFT;
-	spin_unlock(&pool->lock);
-	while (!fatal_signal_pending(current) && grow_by_one(pool) > 0)
+static void fill(struct work_struct *work)
+{
+	struct filler *filler = container_of(work, struct filler, work);
+
+	while (!READ_ONCE(*filler->stop) && grow_by_one(filler->pool) > 0)
 		;
-	shrink(pool);
+	complete(&filler->done);
+}
+
+/*
+ * Grows the pools of these nodes towards their targets, all at once, on their own CPUs. -EINTR: a fatal signal came; it
+ * can take minutes, and killable sleep is also what the kernel doesn't take for a hang.
+ */
+static int grow(const nodemask_t *nodes)
+{
+	struct filler *fillers;
+	bool stop = false;
+	int node, i, n = 0;
+
+	fillers = kvcalloc(nodes_weight(*nodes) * FILLERS_PER_NODE, sizeof(*fillers), GFP_KERNEL);
+	if (!fillers)
+		return -ENOMEM;
+	for_each_node_mask(node, *nodes) {
+		for (i = 0; i < FILLERS_PER_NODE && pools[node]->target > pools[node]->held; i++, n++) {
+			fillers[n].pool = pools[node];
+			fillers[n].stop = &stop;
+			init_completion(&fillers[n].done);
+			INIT_WORK(&fillers[n].work, fill);
+			queue_work_node(node, system_unbound_wq, &fillers[n].work);
+		}
+	}
+	for (i = 0; i < n; i++)
+		if (wait_for_completion_killable(&fillers[i].done))
+			WRITE_ONCE(stop, true);
+	for (i = 0; i < n; i++)
+		flush_work(&fillers[i].work);
+	kvfree(fillers);
+	return stop ? -EINTR : 0;
+}
+
+/* What could not be had isn't waited for: pages that come back later stay with the system. */
+static unsigned long settle(struct pool *pool)
+{
+	unsigned long held;
+
 	spin_lock(&pool->lock);
-	/* What could not be had isn't waited for: pages that come back later stay with the system. */
 	if (pool->held < pool->target)
 		pool->target = pool->held;
 	held = pool->held;
 	spin_unlock(&pool->lock);
+	return held;
+}
+
+s64 pool_resize(int node, u64 bytes)
+{
+	int ret = has_normal_memory(node);
+	nodemask_t one = NODE_MASK_NONE;
+	unsigned long held;
+	struct pool *pool;
+	bool short_of_it;
+
+	if (ret)
+		return ret;
+	if (bytes >> PMD_SHIFT > node_present_pages(node) >> HUGE_ORDER)
+		return -ENOMEM;
+	pool = pools[node];
+	node_set(node, one);
+	spin_lock(&pool->lock);
+	pool->target = bytes >> PMD_SHIFT;
+	short_of_it = pool->held < pool->target;
+	spin_unlock(&pool->lock);
+	if (short_of_it)
+		ret = grow(&one);
+	shrink(pool);
+	held = settle(pool);
 	trace_offstage_reserve(node, bytes, (u64)held << PMD_SHIFT);
-	return held << PMD_SHIFT;
+	return ret ?: (s64)held << PMD_SHIFT;
 }
 
 void pool_counts(int node, struct pool_counts *counts)
@@ -326,19 +457,6 @@ void pool_counts(int node, struct pool_counts *counts)
 
 /* ---- filling at load ---- */
 
-struct filler {
-	struct work_struct work;
-	struct pool *pool;
-};
-
-static void fill(struct work_struct *work)
-{
-	struct filler *filler = container_of(work, struct filler, work);
-
-	while (grow_by_one(filler->pool) > 0)
-		;
-}
-
 /* One entry of the parameter, "0:64G" or "all:80%", into targets. */
 static int parse_reserve(char *entry)
 {
@@ -354,7 +472,7 @@ static int parse_reserve(char *entry)
 		only = NUMA_NO_NODE;
 	else if (kstrtoint(entry, 10, &only) || only < 0 || only >= MAX_NUMNODES)
 		return -EINVAL;
-	else if (!pools[only])
+	else if (has_normal_memory(only))
 		return -ENODEV;
 	value = memparse(amount, &end);
 	percent = *end == '%';
@@ -363,57 +481,47 @@ static int parse_reserve(char *entry)
 	for_each_node_state(node, N_NORMAL_MEMORY) {
 		u64 present = (u64)node_present_pages(node) << PAGE_SHIFT;
 
-		if (pools[node] && (only == NUMA_NO_NODE || only == node))
+		if (only == NUMA_NO_NODE || only == node)
 			pools[node]->target = min(percent ? div_u64(present, 100) * value : value, present) >> PMD_SHIFT;
 	}
 	return 0;
 }
 
-void pools_fill(const char *reserve)
+int pools_fill(const char *reserve)
 {
-	struct filler *fillers;
 	char *copy, *rest, *entry;
-	int node, n = 0, i;
+	unsigned long wanted, held;
+	int node, ret;
 
 	if (!reserve || !*reserve)
-		return;
+		return 0;
 	copy = kstrdup(reserve, GFP_KERNEL);
-	fillers = kcalloc((size_t)nr_node_ids * FILLERS_PER_NODE, sizeof(*fillers), GFP_KERNEL);
-	if (!copy || !fillers)
-		goto out;
+	if (!copy)
+		return -ENOMEM;
 	rest = copy;
 	while ((entry = strsep(&rest, ",")))
 		if (*entry && parse_reserve(entry))
 			pr_warn("offstage: reserve=%s: an entry isn't NODE:BYTES, NODE:PERCENT%% or all:…, for a node with normal memory; it is left out\n",
 				reserve);
-	for_each_node_state(node, N_NORMAL_MEMORY) {
-		for (i = 0; pools[node] && pools[node]->target && i < FILLERS_PER_NODE; i++) {
-			fillers[n].pool = pools[node];
-			INIT_WORK(&fillers[n].work, fill);
-			queue_work_node(node, system_unbound_wq, &fillers[n++].work);
-		}
-	}
-	for (i = 0; i < n; i++)
-		flush_work(&fillers[i].work);
-	for_each_node_state(node, N_NORMAL_MEMORY) {
-		if (!pools[node] || !pools[node]->target)
-			continue;
-		if (pools[node]->held < pools[node]->target)
-			pr_info("offstage: node %d: %lu MiB of %lu MiB could be reserved\n", node,
-				pools[node]->held << (PMD_SHIFT - 20), pools[node]->target << (PMD_SHIFT - 20));
-		pools[node]->target = pools[node]->held;
-	}
-out:
-	kfree(fillers);
 	kfree(copy);
+	ret = grow(&node_states[N_NORMAL_MEMORY]);
+	for_each_node_state(node, N_NORMAL_MEMORY) {
+		wanted = pools[node]->target;
+		held = settle(pools[node]);
+		if (held < wanted)
+			pr_info("offstage: node %d: %lu MiB of %lu MiB could be reserved\n", node, held << (PMD_SHIFT - 20),
+				wanted << (PMD_SHIFT - 20));
+	}
+	return ret;
 }
 
+/* For every node that could be: memory may come online later, as CXL memory does. */
 int pools_init(void)
 {
 	int node;
 
-	for_each_node_state(node, N_NORMAL_MEMORY) {
-		struct pool *pool = kzalloc_node(sizeof(*pool), GFP_KERNEL, node);
+	for_each_node(node) {
+		struct pool *pool = kzalloc(sizeof(*pool), GFP_KERNEL);
 
 		if (!pool) {
 			pools_exit();
@@ -423,15 +531,18 @@ int pools_init(void)
 		spin_lock_init(&pool->lock);
 		INIT_LIST_HEAD(&pool->clean);
 		INIT_LIST_HEAD(&pool->dirty);
+		INIT_LIST_HEAD(&pool->orphans);
 		INIT_WORK(&pool->scrub, scrub);
+		INIT_DELAYED_WORK(&pool->reap, reap);
 		pools[node] = pool;
 	}
 	return 0;
 }
 
-/* No buffer is left, so everything that a pool holds is free. */
+/* No buffer is left, so everything that a pool holds is free, or an orphan, which stays with who has pinned it. */
 void pools_exit(void)
 {
+	struct page *page;
 	int node;
 
 	for (node = 0; node < MAX_NUMNODES; node++) {
@@ -439,9 +550,14 @@ void pools_exit(void)
 
 		if (!pool)
 			continue;
+		cancel_delayed_work_sync(&pool->reap);
 		cancel_work_sync(&pool->scrub);
 		pool->target = 0;
 		shrink(pool);
+		while ((page = first(&pool->orphans))) {
+			list_del(&page_folio(page)->lru);
+			end_orphan(pool, page);
+		}
 		kfree(pool);
 		pools[node] = NULL;
 	}

@@ -6,6 +6,8 @@
 #include <linux/debugfs.h>
 #include <linux/device.h>
 #include <linux/kobject.h>
+#include <linux/memory.h>
+#include <linux/mutex.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/string.h>
@@ -13,6 +15,8 @@
 #include "offstage.h"
 
 static struct kobject *directories[MAX_NUMNODES];
+static DEFINE_MUTEX(directories_lock);	/* memory comes online at any time */
+static struct device *parent;
 static struct dentry *debug;
 
 static int node_of(struct kobject *kobj)
@@ -81,19 +85,51 @@ static int buffers_seq_show(struct seq_file *out, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(buffers_seq);
 
-int people_init(struct device *device)
+/* A directory for every node that has normal memory now and none yet. */
+static int add_directories(void)
 {
 	char name[16];
-	int node, ret;
+	int node, ret = 0;
 
+	mutex_lock(&directories_lock);
 	for_each_node_state(node, N_NORMAL_MEMORY) {
+		if (directories[node])
+			continue;
 		snprintf(name, sizeof(name), "node%d", node);
-		directories[node] = kobject_create_and_add(name, &device->kobj);
+		directories[node] = kobject_create_and_add(name, &parent->kobj);
 		ret = directories[node] ? sysfs_create_group(directories[node], &group) : -ENOMEM;
 		if (ret) {
-			people_exit();
-			return ret;
+			kobject_put(directories[node]);
+			directories[node] = NULL;
+			break;
 		}
+	}
+	mutex_unlock(&directories_lock);
+	return ret;
+}
+
+/* A node whose memory goes keeps its directory, which says that nothing is there. */
+static int memory_changed(struct notifier_block *block, unsigned long what, void *unused)
+{
+	if (what == MEM_ONLINE)
+		add_directories();
+	return NOTIFY_OK;
+}
+
+static struct notifier_block memory_notifier = { .notifier_call = memory_changed };
+
+int people_init(struct device *device)
+{
+	int ret;
+
+	parent = device;
+	ret = register_memory_notifier(&memory_notifier);
+	if (ret)
+		return ret;
+	ret = add_directories();
+	if (ret) {
+		people_exit();
+		return ret;
 	}
 	debug = debugfs_create_dir("offstage", NULL);
 	debugfs_create_file("buffers", 0400, debug, NULL, &buffers_seq_fops);
@@ -104,6 +140,7 @@ void people_exit(void)
 {
 	int node;
 
+	unregister_memory_notifier(&memory_notifier);
 	debugfs_remove_recursive(debug);
 	debug = NULL;
 	for (node = 0; node < MAX_NUMNODES; node++) {

@@ -1,158 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The module's promises, seen from user space: run as root on a kernel that has offstage.ko loaded, inside the virtual
- * machine of scripts/vm. Talks to /dev/offstage without the library.
- */
-#include <errno.h>
-#include <fcntl.h>
-#include <setjmp.h>
+/* The module's promises: the ABI, buffers and their life, pools, limits. See module.h. */
 #include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
-#include <numaif.h>
-#include "../../include/uapi/linux/offstage.h"
-
-#define MiB ((uint64_t)1 << 20)
-#define HUGE (2 * MiB)
-
-#define SKIP(...) do { \
-	printf("skipped: " __VA_ARGS__); \
-	printf("\n"); \
-	fflush(stdout); \
-	skip(); \
-} while (0)
-
-static int device_open(void)
-{
-	int fd = open("/dev/offstage", O_RDWR | O_CLOEXEC);
-
-	if (fd < 0)
-		fail_msg("/dev/offstage: %s", strerror(errno));
-	return fd;
-}
-
-static struct offstage_ioc_create creation(uint64_t bytes)
-{
-	return (struct offstage_ioc_create){ .size = sizeof(struct offstage_ioc_create), .bytes = bytes };
-}
-
-/* A buffer's descriptor, or a negative errno. */
-static int create(int device, struct offstage_ioc_create *c)
-{
-	return ioctl(device, OFFSTAGE_IOC_CREATE, c) < 0 ? -errno : c->fd;
-}
-
-static int make(int device, uint64_t bytes)
-{
-	struct offstage_ioc_create c = creation(bytes);
-	int fd = create(device, &c);
-
-	if (fd < 0)
-		fail_msg("a buffer of %llu bytes: %s", (unsigned long long)bytes, strerror(-fd));
-	return fd;
-}
-
-static char *map(int fd, uint64_t bytes, off_t at)
-{
-	char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
-
-	if (data == MAP_FAILED)
-		fail_msg("mmap: %s", strerror(errno));
-	return data;
-}
-
-static uint64_t number_in(const char *path)
-{
-	FILE *file = fopen(path, "r");
-	unsigned long long n = 0;
-
-	if (!file || fscanf(file, "%llu", &n) != 1)
-		fail_msg("%s can't be read", path);
-	fclose(file);
-	return n;
-}
-
-static bool write_text(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-	bool ok = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-
-	if (fd >= 0)
-		close(fd);
-	return ok;
-}
-
-static uint64_t node_count(int node, const char *name)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d/%s", node, name);
-	return number_in(path);
-}
-
-static uint64_t in_use(void)
-{
-	uint64_t sum = 0;
-	char path[64];
-
-	for (int node = 0; node < 8; node++) {
-		snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d", node);
-		if (access(path, F_OK) == 0)
-			sum += node_count(node, "in_use");
-	}
-	return sum;
-}
-
-/* Freeing runs after the last fput(), which may be a moment later; 10 s is for ever. */
-static void assert_all_is_free(void)
-{
-	for (int i = 0; i < 1000 && in_use(); i++)
-		usleep(10000);
-	assert_int_equal(in_use(), 0);
-}
-
-/* A field of this mapping in /proc/self/smaps, in bytes. */
-static uint64_t smaps(const void *start, const char *field)
-{
-	FILE *file = fopen("/proc/self/smaps", "r");
-	unsigned long long from, to, kb, sum = 0;
-	bool inside = false;
-	char line[512];
-
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
-			inside = from == (uintptr_t)start;
-		else if (inside && strncmp(line, field, strlen(field)) == 0 && sscanf(line + strlen(field), ": %llu kB", &kb) == 1)
-			sum += kb * 1024;
-	}
-	fclose(file);
-	return sum;
-}
-
-static int node_of_page(void *page)
-{
-	int status = -1;
-
-	return move_pages(0, 1, &page, NULL, &status, 0) ? -errno : status;
-}
-
-static bool two_nodes(void)
-{
-	return access("/sys/class/offstage/offstage/node1", F_OK) == 0;
-}
+#include "module.h"
 
 /* ---- info and the rules of structs --------------------------------------------------------------------------------------- */
 
@@ -278,7 +130,7 @@ static void test_buffer_is_a_file_of_its_size_and_costs_no_more(void **unused)
 		assert_int_equal(ioctl(fd, OFFSTAGE_IOC_BUFFER, &info), 0);
 		assert_int_equal(info.requested, sizes[i]);
 		assert_int_equal(info.backed, backed);
-		assert_int_equal(in_use(), backed);
+		assert_int_equal(on_all_nodes("in_use"), backed);
 		data = map(fd, backed, 0);
 		for (uint64_t k = 0; k < backed; k++)
 			if (data[k])
@@ -323,13 +175,52 @@ static void test_device_itself_can_be_mapped(void **unused)
 	data[0] = 1;
 	other[0] = 2;		/* another buffer */
 	assert_int_equal(data[0], 1);
-	assert_int_equal(in_use(), 4 * HUGE);
+	assert_int_equal(on_all_nodes("in_use"), 4 * HUGE);
 	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &info), 0);
 	assert_int_equal(info.used_file, 4 * HUGE);
 	close(device);
 	data[3 * HUGE - 1] = 3;	/* lives on without its device */
 	munmap(data, 3 * HUGE);
 	munmap(other, HUGE);
+	assert_all_is_free();
+}
+
+static void test_maps_and_descriptors_tell_what_they_are(void **unused)
+{
+	int device = device_open(), fd = make(device, HUGE);
+	char *data = map(fd, HUGE, 0), path[64], name[64] = "", wanted[64], line[512];
+	bool found = false;
+	struct stat st;
+	FILE *maps;
+
+	(void)unused;
+	assert_int_equal(fstat(fd, &st), 0);
+	snprintf(wanted, sizeof(wanted), "offstage:[%llu]", (unsigned long long)st.st_ino);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	assert_true(readlink(path, name, sizeof(name) - 1) > 0);
+	assert_string_equal(name, wanted);
+	maps = fopen("/proc/self/maps", "r");
+	while (fgets(line, sizeof(line), maps))
+		found |= strstr(line, wanted) && strtoull(line, NULL, 16) == (uintptr_t)data;
+	fclose(maps);
+	assert_true(found);
+	munmap(data, HUGE);
+	close(fd);
+	close(device);
+}
+
+static void test_module_stays_while_a_buffer_lives(void **unused)
+{
+	int device = device_open();
+	char *data = map(device, HUGE, 0);
+
+	(void)unused;
+	assert_int_equal(syscall(SYS_delete_module, "offstage", O_NONBLOCK), -1);
+	assert_true(errno == EWOULDBLOCK || errno == EBUSY);
+	close(device);		/* a mapping alone holds it, too */
+	assert_int_equal(syscall(SYS_delete_module, "offstage", O_NONBLOCK), -1);
+	data[0] = 1;
+	munmap(data, HUGE);
 	assert_all_is_free();
 }
 
@@ -468,64 +359,7 @@ static void test_every_order_of_close_unmap_and_exit_frees(void **unused)
 	}
 }
 
-static void test_pinned_pages_outlive_their_buffer(void **unused)
-{
-	int device = device_open(), fd = make(device, HUGE), pipe_ends[2];
-	char *data = map(fd, HUGE, 0), got[4096];
-	struct iovec iov = { data, 4096 };
-	uint64_t orphaned = node_count(0, "orphaned") + (two_nodes() ? node_count(1, "orphaned") : 0);
-
-	(void)unused;
-	memset(data, 0x3c, HUGE);
-	assert_int_equal(pipe(pipe_ends), 0);
-	/* vmsplice pins the page for as long as it is in the pipe. */
-	assert_int_equal(vmsplice(pipe_ends[1], &iov, 1, 0), 4096);
-	munmap(data, HUGE);
-	close(fd);
-	close(device);
-	assert_all_is_free();
-	assert_int_equal(node_count(0, "orphaned") + (two_nodes() ? node_count(1, "orphaned") : 0), orphaned + HUGE);
-	assert_int_equal(read(pipe_ends[0], got, 4096), 4096);
-	for (int i = 0; i < 4096; i++)
-		assert_int_equal(got[i], 0x3c);
-	close(pipe_ends[0]);
-	close(pipe_ends[1]);
-}
-
-static void test_direct_io_reaches_the_memory(void **unused)
-{
-	int device, fd, file;
-	char *data;
-
-	(void)unused;
-	file = open("/tmp/offstage-direct", O_RDWR | O_CREAT | O_TRUNC | O_DIRECT, 0600);
-	if (file < 0)
-		file = open("/dev/nvme0n1", O_RDWR | O_DIRECT);
-	if (file < 0)
-		SKIP("no file system or disk here takes O_DIRECT");
-	device = device_open();
-	fd = make(device, 2 * HUGE);
-	data = map(fd, 2 * HUGE, 0);
-	memset(data, 0x5b, HUGE);
-	assert_int_equal(pwrite(file, data, HUGE, 0), HUGE);
-	assert_int_equal(pread(file, data + HUGE, HUGE, 0), HUGE);
-	assert_memory_equal(data, data + HUGE, HUGE);
-	close(file);
-	unlink("/tmp/offstage-direct");
-	munmap(data, 2 * HUGE);
-	close(fd);
-	close(device);
-}
-
 /* ---- pools ---------------------------------------------------------------------------------------------------------------------- */
-
-static void reserve(int device, uint32_t node, uint64_t bytes)
-{
-	struct offstage_ioc_reserve r = { .size = sizeof(r), .node = node, .bytes = bytes };
-
-	assert_int_equal(ioctl(device, OFFSTAGE_IOC_RESERVE, &r), 0);
-	assert_int_equal(r.bytes, bytes);
-}
 
 static void test_pool_grows_shrinks_and_serves_first(void **unused)
 {
@@ -568,14 +402,6 @@ static void test_pool_grows_shrinks_and_serves_first(void **unused)
 	close(device);
 }
 
-static void as_user(uid_t uid, int device)
-{
-	/* The device node belongs to root here: the descriptor was opened before. */
-	if (setgid(uid) || setuid(uid))
-		_exit(100);
-	(void)device;
-}
-
 static void test_nobody_sees_another_users_bytes(void **unused)
 {
 	int device = device_open(), status;
@@ -591,7 +417,7 @@ static void test_nobody_sees_another_users_bytes(void **unused)
 				char *data;
 				int own, fd;
 
-				as_user(uid, device);
+				as_user(uid);
 				own = open("/dev/offstage", O_RDWR);
 				c.placement = OFFSTAGE_IOC_BIND;
 				c.nodes = (uintptr_t)&node;
@@ -640,7 +466,7 @@ static void test_limits_hold_and_say_which(void **unused)
 	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_USER);
 	if (fork() == 0) {	/* somebody else has a limit of their own */
 		chmod("/dev/offstage", 0666);
-		as_user(1000, device);
+		as_user(1000);
 		c = creation(7 * MiB);
 		_exit(create(open("/dev/offstage", O_RDWR), &c) < 0);
 	}
@@ -677,7 +503,7 @@ static void test_reserving_needs_the_capability(void **unused)
 	if (fork() == 0) {
 		struct offstage_ioc_reserve r = { .size = sizeof(r), .bytes = HUGE };
 
-		as_user(1000, -1);
+		as_user(1000);
 		_exit(!(ioctl(open("/dev/offstage", O_RDWR), OFFSTAGE_IOC_RESERVE, &r) < 0 && errno == EPERM));
 	}
 	wait(&status);
@@ -742,12 +568,12 @@ int main(void)
 		cmocka_unit_test(test_buffer_is_a_file_of_its_size_and_costs_no_more),
 		cmocka_unit_test(test_mappings_have_huge_entries),
 		cmocka_unit_test(test_device_itself_can_be_mapped),
+		cmocka_unit_test(test_maps_and_descriptors_tell_what_they_are),
+		cmocka_unit_test(test_module_stays_while_a_buffer_lives),
 		cmocka_unit_test(test_what_a_mapping_may_not_be_is_refused),
 		cmocka_unit_test(test_bytes_lie_where_they_were_asked_for),
 		cmocka_unit_test(test_descriptor_crosses_a_socket),
 		cmocka_unit_test(test_every_order_of_close_unmap_and_exit_frees),
-		cmocka_unit_test(test_pinned_pages_outlive_their_buffer),
-		cmocka_unit_test(test_direct_io_reaches_the_memory),
 		cmocka_unit_test(test_pool_grows_shrinks_and_serves_first),
 		cmocka_unit_test(test_nobody_sees_another_users_bytes),
 		cmocka_unit_test(test_limits_hold_and_say_which),

@@ -12,7 +12,7 @@
  *
  * What an errno means, in every call:
  *	EINVAL		a field has a value that it can't have
- *	E2BIG		the struct is longer than this kernel knows, and the rest isn't zero
+ *	E2BIG		the struct is longer than this kernel knows, and the rest isn't zero; or longer than a page
  *	ENOTTY		no such call, on this kind of file
  *	EFAULT		memory of the caller can't be read or written
  *	ENODEV		a node that is named isn't online, or has no memory
@@ -55,10 +55,10 @@ struct offstage_ioc_node {
 	__u32 node;		/* in */
 	__u32 flags;		/* OFFSTAGE_NODE_* */
 	__u32 reserved0;
-	__aligned_u64 reserved;	/* bytes that the pool holds, free or in use */
+	__aligned_u64 reserved;	/* bytes that the pool holds: free, in use, or orphaned */
 	__aligned_u64 free;	/* of these, free */
 	__aligned_u64 in_use;	/* bytes of buffers on the node, from the pool and from the system */
-	__aligned_u64 orphaned;	/* left to somebody who had pinned them when their buffer went, ever */
+	__aligned_u64 orphaned;	/* of buffers that are gone, and still pinned by somebody; charged to who made them */
 	__aligned_u64 scrubbing;	/* free, and not cleared yet */
 	__aligned_u64 failed;	/* huge pages that were asked for and not got, ever, in bytes */
 };
