@@ -165,15 +165,15 @@ modules:
 test-modules:
 	$(call build_module,$(wildcard tests/kmod/*.c tests/kmod/Kbuild),tests/kmod,$(BUILD)/test-kmod)
 
-# Needs a kernel with offstage.ko loaded: `make kmod-tests`, then `scripts/vm --kernel 6.12 make check-kmod`, since nothing
-# is compiled in there. The unit tests run on the provider `kmod` then.
+# Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`, which makes kmod-tests before, since
+# nothing is compiled in there. The unit tests run on the provider `kmod` then.
 VM_TESTS := $(patsubst tests/vm/%.c,$(BUILD)/vm-tests/%,$(wildcard tests/vm/*.c))
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma -luring
 kmod-tests: $(VM_TESTS) $(UNIT_BINS)
 check-kmod: kmod-tests
-	@scripts/run-unit $(VM_TESTS) $(UNIT_BINS)
+	@scripts/run-unit $(VM_TESTS) tests/vm/test_fio $(UNIT_BINS)
 
 # ---- installation -------------------------------------------------------------------------------------------------------------
 
