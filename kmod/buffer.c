@@ -190,8 +190,8 @@ struct file *buffer_create(struct session *session, const struct buffer_request 
 	struct file *file;
 	int ret;
 
-	/* Before anything is computed or allocated for it. */
-	if (request->bytes > (u64)totalram_pages() << PAGE_SHIFT)
+	/* Rounding mustn't overflow. */
+	if (request->bytes > (u64)MAX_LFS_FILESIZE - PMD_SIZE)
 		return ERR_PTR(-ENOMEM);
 	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
 	if (!buffer)
@@ -211,7 +211,9 @@ struct file *buffer_create(struct session *session, const struct buffer_request 
 	}
 	kref_get(&session->ref);
 	buffer->session = session;
-	buffer->slots = kvcalloc(buffer->n_slots, sizeof(*buffer->slots), GFP_KERNEL_ACCOUNT);
+	/* Not even an array for what no machine like this could hold. */
+	if (buffer->backed >> PAGE_SHIFT <= totalram_pages())
+		buffer->slots = kvcalloc(buffer->n_slots, sizeof(*buffer->slots), GFP_KERNEL_ACCOUNT);
 	if (!buffer->slots) {
 		buffer->n_slots = 0;
 		ret = -ENOMEM;
