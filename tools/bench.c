@@ -13,6 +13,7 @@ static const struct {
 	{ "adam", bench_adam, "an update against the same loads and stores with no arithmetic" },
 	{ "step", bench_step, "drain, update and refill on an emulated link, against the slowest of them and against serial order" },
 	{ "pool", bench_pool, "making a buffer against mmap, MAP_POPULATE and mlock" },
+	{ "kmod", bench_kmod, "the module's memory against MAP_POPULATE and mlock, and hugetlb; needs root and /dev/offstage" },
 	{ "scale", bench_scale, "updates of 1e6 to 4e8 parameters, with 1 to all threads" },
 };
 #define N_BENCHES (sizeof(benches) / sizeof(*benches))
@@ -24,7 +25,7 @@ static void help(FILE *out)
 		fprintf(out, "  %-16s%s\n", benches[i].name, benches[i].what);
 	fputs("\n  --json FILE     write the results there too (-: to standard output)\n"
 	      "  --params N      parameters, as 1e8 (adam, step; the most of scale)\n"
-	      "  --size BYTES    of the buffer, as 1G (pool)\n"
+	      "  --size BYTES    of the buffer, as 1G (pool, kmod)\n"
 	      "  --repeat N      repetitions\n"
 	      "  --threads N     of the update\n", out);
 }

@@ -17,12 +17,13 @@ struct bench_options {
 	uint32_t repeat;	/* 0: the benchmark's own */
 	uint32_t threads;	/* 0: the library's own */
 	uint64_t params;	/* elements; 0: the benchmark's own */
-	uint64_t size;		/* bytes, of pool; 0: 1 GiB */
+	uint64_t size;		/* bytes, of pool and kmod; 0: the benchmark's own */
 };
 
 int bench_adam(const struct bench_options *options);
 int bench_step(const struct bench_options *options);
 int bench_pool(const struct bench_options *options);
+int bench_kmod(const struct bench_options *options);
 int bench_scale(const struct bench_options *options);
 
 struct samples {
