@@ -129,7 +129,7 @@ static int reserve(const struct bench *b, uint64_t bytes)
 	struct offstage_ioc_reserve r = { .size = sizeof(r), .node = b->node, .bytes = bytes };
 
 	if (ioctl(b->device, OFFSTAGE_IOC_RESERVE, &r) < 0)
-		return failed("a reserve (it needs root)");
+		return failed(errno == ENOMEM ? "a reserve larger than the node (--size)" : "a reserve (it needs root)");
 	if (r.bytes < bytes) {
 		fprintf(stderr, "offstage: node %u has huge pages for %llu MiB, and not for %llu: ask for less with --size\n",
 			b->node, (unsigned long long)r.bytes >> 20, (unsigned long long)bytes >> 20);
