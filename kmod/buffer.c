@@ -366,7 +366,8 @@ void buffers_show(struct seq_file *out)
 	mutex_lock(&buffers_lock);
 	list_for_each_entry(buffer, &buffers, link) {
 		seq_printf(out, "%llu %llu %llu %ld %u %d %s", buffer->backed, buffer->huge, buffer->from_pool,
-			   (long)file_count(buffer->file), from_kuid_munged(&init_user_ns, buffer->uid), buffer->pid, buffer->comm);
+			   (long)file_count(buffer->file), from_kuid_munged(&init_user_ns, buffer->uid), buffer->pid,
+			   buffer->comm);
 		buffer_node_bytes(buffer, bytes);
 		for (node = 0; node < MAX_NUMNODES; node++)
 			if (bytes[node])

@@ -72,12 +72,13 @@ static long run_node(struct file *file, struct call *call)
 /* The placement as the caller gave it, checked, with every node one that the caller may use. */
 static int placement_from(struct placement *out, const struct offstage_ioc_create *create)
 {
+	bool weighted = create->placement == OFFSTAGE_IOC_WEIGHTED;
 	u32 i;
 	int ret;
 
 	if (create->placement > OFFSTAGE_IOC_SPILL || create->n_nodes > OFFSTAGE_IOC_NODES_MAX)
 		return -EINVAL;
-	if (!!create->weights != (create->placement == OFFSTAGE_IOC_WEIGHTED))
+	if (!!create->weights != weighted)
 		return -EINVAL;
 	memset(out, 0, sizeof(*out));
 	if (create->placement == OFFSTAGE_IOC_LOCAL) {

@@ -30,7 +30,7 @@
 #include <uapi/linux/offstage.h>
 
 #define HUGE_ORDER	(PMD_SHIFT - PAGE_SHIFT)
-#define HUGE_PAGES	(1ul << HUGE_ORDER)	/* base pages in a huge one */
+#define HUGE_PAGES	(PMD_SIZE / PAGE_SIZE)	/* base pages in a huge one */
 
 /* ---- placement.c: pure arithmetic ---- */
 

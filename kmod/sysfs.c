@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * For people: /sys/class/offstage/offstage/node<N>/ has each pool's numbers in bytes, of which `reserved` can be written;
- * /sys/kernel/debug/offstage/buffers lists the buffers. Limits are the module's parameters.
+ * For people: /sys/class/offstage/offstage/node<N>/ has each pool's numbers in bytes, of which `reserved` can be
+ * written; /sys/kernel/debug/offstage/buffers lists the buffers. Limits are the module's parameters.
  */
 #include <linux/debugfs.h>
 #include <linux/device.h>
@@ -36,6 +36,7 @@ static ssize_t name##_show(struct kobject *kobj, struct kobj_attribute *attr, ch
 	pool_counts(node_of(kobj), &counts); \
 	return sysfs_emit(out, "%llu\n", counts.name); \
 }
+
 COUNT(reserved)
 COUNT(free)
 COUNT(in_use)

@@ -62,6 +62,7 @@ struct offstage_ioc_node {
 	__aligned_u64 scrubbing;	/* free, and not cleared yet */
 	__aligned_u64 failed;	/* huge pages that were asked for and not got, ever, in bytes */
 };
+
 #define OFFSTAGE_IOC_NODE_NORMAL	(1u << 0)	/* has memory that can be pinned */
 #define OFFSTAGE_IOC_NODE_ALLOWED	(1u << 1)	/* by the caller's cpuset */
 
@@ -93,6 +94,7 @@ struct offstage_ioc_create {
 	__u32 limit;		/* out, with EDQUOT: enum offstage_ioc_limit */
 	__u32 reserved;
 };
+
 #define OFFSTAGE_IOC_CREATE_CLOEXEC	(1u << 0)
 #define OFFSTAGE_IOC_CREATE_POOL_ONLY	(1u << 1)	/* from the reserve, not from the system */
 
