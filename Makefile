@@ -60,7 +60,8 @@ help:
 	@echo 'all            library, static library and command under $(BUILD)/'
 	@echo 'check          every test that needs no other build; check-unit, check-python, check-neon, check-abi,'
 	@echo '               check-command, check-install are its parts (scripts/check also runs them under sanitizers and valgrind)'
-	@echo 'modules        offstage.ko for KDIR=$(KDIR), under $(BUILD)/kmod/'
+	@echo 'modules        offstage.ko for KDIR=$(KDIR), under $(BUILD)/kmod/; check-module-style: what'
+	@echo '               compilers, sparse and checkpatch say of it'
 	@echo 'check-kmod     tests on a kernel that has it loaded: scripts/vm --kernel 6.12 make check-kmod'
 	@echo 'bench          benchmarks, JSON under $(BUILD)/bench/'
 	@echo 'install        PREFIX=$(PREFIX) DESTDIR=$(DESTDIR); uninstall takes back exactly that'
@@ -147,23 +148,26 @@ bench: all
 # Built in a copy, so that the sources stay as they are. With no KDIR, for the kernel that runs.
 KDIR	?= /lib/modules/$(shell uname -r)/build
 MODULE_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/Kbuild kmod/probe/*.c) include/uapi/linux/offstage.h
-MODULE	:= $(BUILD)/kmod
 
-# build_module,SOURCES,DIRECTORY OF THEM,DIRECTORY TO BUILD IN
+# build_module,SOURCES,THEIR DIRECTORY
 define build_module
 	@[ -e "$(KDIR)/Makefile" ] || { echo "make $@: $(KDIR) has no kernel to build for: install its headers (Debian: linux-headers-amd64), or name another by KDIR=" >&2; exit 1; }
 	@for f in $(1); do \
-		to=$(3)/$${f#$(2)/}; cmp -s $$f $$to || install -D -m 644 $$f $$to || exit 1; \
+		cmp -s $$f $(BUILD)/$$f || install -D -m 644 $$f $(BUILD)/$$f || exit 1; \
 	done
-	$(MAKE) -C "$(KDIR)" M="$(abspath $(3))" $(MODULE_FLAGS) modules
+	$(MAKE) -C "$(KDIR)" M="$(abspath $(BUILD)/$(2))" $(MODULE_FLAGS) modules
 endef
 
-.PHONY: modules test-modules check-kmod kmod-tests
+.PHONY: modules test-modules check-module-style check-kmod kmod-tests
 modules:
-	$(call build_module,$(MODULE_SOURCES),kmod,$(MODULE))
+	$(call build_module,$(MODULE_SOURCES),kmod)
 # Mock devices that tests in the virtual machine load.
 test-modules:
-	$(call build_module,$(wildcard tests/kmod/*.c tests/kmod/Kbuild),tests/kmod,$(BUILD)/test-kmod)
+	$(call build_module,$(wildcard tests/kmod/*.c tests/kmod/Kbuild),tests/kmod)
+
+# For the kernels that KERNELS names, 6.1 and 6.12 by default.
+check-module-style:
+	@MAKE="$(MAKE)" scripts/run-module-style $(BUILD)
 
 # Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`, which makes kmod-tests before, since
 # nothing is compiled in there. The unit tests run on the provider `kmod` then.

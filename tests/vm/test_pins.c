@@ -22,7 +22,7 @@ static int load_pin(void **unused)
 	int fd, ret;
 
 	(void)unused;
-	snprintf(path, sizeof(path), "%s/test-kmod/offstage_pin.ko", build ? build : "build");
+	snprintf(path, sizeof(path), "%s/tests/kmod/offstage_pin.ko", build ? build : "build");
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0) {
 		printf("skipped: %s: %s\n", path, strerror(errno));
