@@ -60,11 +60,11 @@ help:
 	@echo 'all            library, static library and command under $(BUILD)/'
 	@echo 'check          every test that needs no other build; check-unit, check-python, check-neon, check-abi,'
 	@echo '               check-command, check-install are its parts (scripts/check also runs them under sanitizers and valgrind)'
-	@echo 'modules        offstage.ko for KDIR=$(KDIR), under $(BUILD)/kmod/; check-module-style: what'
-	@echo '               compilers, sparse and checkpatch say of it'
+	@echo 'modules        offstage.ko for KDIR=$(KDIR), under $(BUILD)/kmod/; install-module puts it'
+	@echo '               there, uninstall-module takes it back; check-module-style and check-dkms: compilers, sparse, dkms'
 	@echo 'check-kmod     tests on a kernel that has it loaded: scripts/vm --kernel 6.12 make check-kmod'
 	@echo 'bench          benchmarks, JSON under $(BUILD)/bench/'
-	@echo 'install        PREFIX=$(PREFIX) DESTDIR=$(DESTDIR); uninstall takes back exactly that'
+	@echo 'install        PREFIX=$(PREFIX) DESTDIR=$(DESTDIR), with the module'"'"'s sources for dkms; uninstall takes back exactly that'
 
 # ---- configuration: what a compile probe finds, in config.h and config.libs ----------------------------------------------
 
@@ -158,16 +158,28 @@ define build_module
 	$(MAKE) -C "$(KDIR)" M="$(abspath $(BUILD)/$(2))" $(MODULE_FLAGS) modules
 endef
 
-.PHONY: modules test-modules check-module-style check-kmod kmod-tests
+.PHONY: modules test-modules install-module uninstall-module check-module-style check-dkms check-kmod kmod-tests
 modules:
 	$(call build_module,$(MODULE_SOURCES),kmod)
 # Mock devices that tests in the virtual machine load.
 test-modules:
 	$(call build_module,$(wildcard tests/kmod/*.c tests/kmod/Kbuild),tests/kmod)
 
-# For the kernels that KERNELS names, 6.1 and 6.12 by default.
+# For one kernel, without dkms. Not modules_install: it leaves depmod out where headers have no System.map, and
+# kernelrelease isn't always the name of Debian's 6.1.
+RELEASE	= $(or $(shell sed -n 's/.*UTS_RELEASE "\(.*\)".*/\1/p' "$(KDIR)/include/generated/utsrelease.h"),$(error name a kernel by KDIR=))
+install-module: modules
+	install -D -m 644 $(BUILD)/kmod/offstage.ko "$(DESTDIR)/lib/modules/$(RELEASE)/updates/offstage.ko"
+	$(if $(DESTDIR),,depmod "$(RELEASE)")
+uninstall-module:
+	rm -f "$(DESTDIR)/lib/modules/$(RELEASE)/updates/offstage.ko"
+	$(if $(DESTDIR),,depmod "$(RELEASE)")
+
+# Both for the kernels that KERNELS names, 6.1 and 6.12 by default.
 check-module-style:
 	@MAKE="$(MAKE)" scripts/run-module-style $(BUILD)
+check-dkms:
+	@MAKE="$(MAKE)" scripts/run-dkms $(BUILD)
 
 # Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`, which makes kmod-tests before, since
 # nothing is compiled in there. The unit tests run on the provider `kmod` then.
@@ -185,13 +197,21 @@ BINDIR	?= $(PREFIX)/bin
 LIBDIR	?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR	?= $(PREFIX)/share/man
+# dkms looks in /usr/src: with another PREFIX it is told the path.
+SRCDIR	?= $(PREFIX)/src
+DKMS_TREE ?= /var/lib/dkms
+MODULE_TREE = $(SRCDIR)/offstage-$(VERSION)
+MODULE_TREE_FILES := dkms.conf Kbuild $(MODULE_SOURCES)
+# In $(PREFIX)/lib, where udev and its like look if PREFIX is /usr or /usr/local.
+SYSTEM_FILES := $(patsubst packaging/%,%,$(wildcard packaging/*.d/* packaging/udev/rules.d/*))
 # Debian's own prefix has one directory for every python3; others have one per version.
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3/dist-packages,$(PREFIX)/lib/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/dist-packages)
 
 INSTALLED = $(BINDIR)/offstage $(LIBDIR)/liboffstage.so.$(SOVERSION) $(LIBDIR)/liboffstage.so $(LIBDIR)/liboffstage.a \
 	    $(INCLUDEDIR)/offstage.h $(LIBDIR)/pkgconfig/offstage.pc \
 	    $(foreach m,$(wildcard man/*.[1-9]),$(MANDIR)/man$(subst .,,$(suffix $m))/$(notdir $m)) \
-	    $(foreach p,$(wildcard python/offstage/*.py),$(PYTHONDIR)/offstage/$(notdir $p))
+	    $(foreach p,$(wildcard python/offstage/*.py),$(PYTHONDIR)/offstage/$(notdir $p)) \
+	    $(MODULE_TREE_FILES:%=$(MODULE_TREE)/%) $(SYSTEM_FILES:%=$(PREFIX)/lib/%)
 
 install: all
 	install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR) $(DESTDIR)$(PYTHONDIR)/offstage
@@ -205,12 +225,16 @@ install: all
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/offstage.pc
 	for m in $(wildcard man/*.[1-9]); do install -D -m 644 $$m $(DESTDIR)$(MANDIR)/man$${m##*.}/$${m##*/} || exit 1; done
 	install -m 644 $(wildcard python/offstage/*.py) $(DESTDIR)$(PYTHONDIR)/offstage/
+	for f in $(MODULE_TREE_FILES); do install -D -m 644 $$f $(DESTDIR)$(MODULE_TREE)/$$f || exit 1; done
+	for f in $(SYSTEM_FILES); do install -D -m 644 packaging/$$f $(DESTDIR)$(PREFIX)/lib/$$f || exit 1; done
 
 # Files by name, then directories of ours alone; shared directories stay if somebody else has something in them.
 uninstall:
+	@[ "$$(readlink $(DKMS_TREE)/offstage/$(VERSION)/source)" != "$(DESTDIR)$(MODULE_TREE)" ] || { echo "make uninstall: dkms builds the module from $(MODULE_TREE): run dkms remove offstage/$(VERSION) --all first" >&2; exit 1; }
 	rm -f $(INSTALLED:%=$(DESTDIR)%)
 	rm -rf $(DESTDIR)$(PYTHONDIR)/offstage/__pycache__
 	-rmdir $(DESTDIR)$(PYTHONDIR)/offstage 2>/dev/null
+	-find $(DESTDIR)$(MODULE_TREE) -depth -type d -empty -delete 2>/dev/null
 
 clean:
 	rm -rf $(BUILD)
