@@ -28,7 +28,7 @@ struct setup {
 	uint32_t dtype, moment_dtype, threads, flags;
 	uint64_t subgroup;
 	struct offstage_device_options *device;
-	const char *isa;
+	const char *isa, *provider;
 };
 
 static uint64_t seed_state;
@@ -65,7 +65,7 @@ static struct offstage_device *device_of_model;
 static void model_open(struct model *m, const struct setup *s)
 {
 	struct offstage_options options = { .size = sizeof(options), .threads = s->threads, .isa = s->isa,
-					    .lock = OFFSTAGE_PREFER };
+					    .provider = s->provider, .lock = OFFSTAGE_PREFER };
 	struct offstage_optimizer_options o = { .size = sizeof(o), .flags = s->flags, .subgroup = s->subgroup,
 						.moment_dtype = s->moment_dtype, .seed = 7 };
 	struct offstage_tensor tensors[TENSORS] = { { 0 } };
@@ -254,6 +254,23 @@ static void test_isa_changes_no_bit(void **unused)
 		other.subgroup = 5000;
 		if (adam_all[i]->usable())
 			assert_same_bits(&plain, &other);
+	}
+}
+
+static void test_provider_changes_no_bit(void **unused)
+{
+	struct offstage_options options = { .size = sizeof(options), .provider = "kmod" };
+	struct offstage *ctx;
+
+	(void)unused;
+	if (offstage_open(&options, &ctx))
+		SKIP("%s", offstage_error());
+	offstage_close(ctx);
+	for (uint32_t dtype = 0; dtype < 3; dtype++) {
+		struct setup user = { .dtype = dtype, .subgroup = 20000, .provider = "user" },
+			     module = { .dtype = dtype, .subgroup = 20000, .provider = "kmod" };
+
+		assert_same_bits(&user, &module);
 	}
 }
 
@@ -1729,6 +1746,7 @@ int main(void)
 		cmocka_unit_test(test_subgroup_size_changes_no_bit),
 		cmocka_unit_test(test_number_of_threads_changes_no_bit),
 		cmocka_unit_test(test_isa_changes_no_bit),
+		cmocka_unit_test(test_provider_changes_no_bit),
 		cmocka_unit_test(test_emulated_link_changes_no_bit),
 		cmocka_unit_test(test_early_step_gives_the_same_bits),
 		cmocka_unit_test(test_early_step_with_absent_gradients_updates_the_others),

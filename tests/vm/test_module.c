@@ -510,6 +510,20 @@ static void test_reserving_needs_the_capability(void **unused)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+static void test_two_hundred_pools_are_made_and_dropped(void **unused)
+{
+	int device = device_open();
+
+	(void)unused;
+	for (int i = 0; i < 200; i++) {
+		reserve(device, 0, (1 + i % 3) * HUGE);
+		assert_int_equal(node_count(0, "free"), (1 + i % 3) * HUGE);
+		reserve(device, 0, 0);
+		assert_int_equal(node_count(0, "reserved"), 0);
+	}
+	close(device);
+}
+
 static void test_two_hundred_buffers_come_and_go(void **unused)
 {
 	int device = device_open();
@@ -578,6 +592,7 @@ int main(void)
 		cmocka_unit_test(test_nobody_sees_another_users_bytes),
 		cmocka_unit_test(test_limits_hold_and_say_which),
 		cmocka_unit_test(test_reserving_needs_the_capability),
+		cmocka_unit_test(test_two_hundred_pools_are_made_and_dropped),
 		cmocka_unit_test(test_two_hundred_buffers_come_and_go),
 		cmocka_unit_test(test_processes_race_and_nothing_is_lost),
 	};
