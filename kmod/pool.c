@@ -200,9 +200,27 @@ struct page *pool_take_base(int node)
 	return take_from_system(pools[node], 0, true);
 }
 
+/* The kernel knows of an error in this memory that hardware can't correct. */
+static bool has_failed(struct page *page, u64 bytes)
+{
+	u64 i;
+
+	for (i = 0; i < bytes >> PAGE_SHIFT; i++)
+		if (PageHWPoison(page + i))
+			return true;
+	return false;
+}
+
 /* With the lock held: nobody else has the page any more. true: it goes back to the pool, dirty; false: to the system. */
 static bool take_back(struct pool *pool, struct page *page, u64 bytes, bool from_pool)
 {
+	/* Scrubbing it would crash the machine, and the system would hand it out again: a reference stays for ever. */
+	if (has_failed(page, bytes)) {
+		get_page(page);
+		pool->held -= from_pool;
+		pool->from_system -= from_pool ? 0 : bytes;
+		return false;
+	}
 	if (!from_pool) {
 		pool->from_system -= bytes;
 		return false;

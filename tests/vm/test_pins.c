@@ -337,6 +337,45 @@ static void test_forked_child_shares_what_is_pinned(void **unused)
 	assert_all_is_free();
 }
 
+static void test_memory_that_failed_is_never_used_again(void **unused)
+{
+	uint32_t node = 0;
+	struct offstage_ioc_create c = creation(2 * HUGE);
+	int device = device_open(), status, fd;
+
+	(void)unused;
+	reserve(device, 0, 2 * HUGE);
+	c.placement = OFFSTAGE_IOC_BIND;
+	c.nodes = (uintptr_t)&node;
+	c.n_nodes = 1;
+	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
+	if (fork() == 0) {
+		char *data;
+
+		fd = create(device, &c);
+		if (fd < 0)
+			_exit(1);
+		data = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		data[0] = data[HUGE] = 1;
+		/* What the kernel does when the memory controller reports an error there. */
+		_exit(madvise(data + HUGE + 4096, 4096, MADV_HWPOISON) && errno == EINVAL ? 77 : 0);
+	}
+	wait(&status);
+	assert_all_is_free();
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		reserve(device, 0, 0);
+		SKIP("this kernel can't be told that memory has failed");
+	}
+	assert_int_equal(node_count(0, "reserved"), HUGE);
+	assert_int_equal(node_count(0, "free"), HUGE);
+	assert_int_equal(create(device, &c), -ENOMEM);
+	c.bytes = HUGE;
+	close(create(device, &c));
+	reserve(device, 0, 0);
+	close(device);
+	assert_all_is_free();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -348,6 +387,7 @@ int main(void)
 		cmocka_unit_test(test_killed_process_leaves_what_is_pinned_to_the_device),
 		cmocka_unit_test(test_io_uring_reads_and_writes_by_fixed_buffers),
 		cmocka_unit_test(test_forked_child_shares_what_is_pinned),
+		cmocka_unit_test(test_memory_that_failed_is_never_used_again),
 	};
 
 	return cmocka_run_group_tests(tests, load_pin, unload_pin);
