@@ -96,7 +96,8 @@ static struct page *take(const struct buffer_request *request, unsigned long slo
 	return page;
 }
 
-static int fill_slot(struct buffer *buffer, const struct buffer_request *request, unsigned long i, struct filling *filling)
+static int fill_slot(struct buffer *buffer, const struct buffer_request *request, unsigned long i,
+		     struct filling *filling)
 {
 	struct slot *slot = &buffer->slots[i];
 	unsigned long pages = (buffer->backed >> PAGE_SHIFT) - i * HUGE_PAGES;

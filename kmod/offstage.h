@@ -54,7 +54,7 @@ struct pool_counts {
 
 int pools_init(void);
 void pools_exit(void);
-/* Parses "0:64G,1:64G" or "all:80%" and fills the pools, in parallel. -EINTR, -ENOMEM; bad entries are told, not fatal. */
+/* Parses "0:64G,1:64G" or "all:80%" and fills the pools, in parallel. -EINTR, -ENOMEM; bad entries are told only. */
 int pools_fill(const char *reserve);
 /* -ENODEV, -EOPNOTSUPP, -EXDEV: may a page of this node be asked for by the caller? */
 int pool_node_check(int node);

@@ -62,8 +62,8 @@ static void clear_page_whole(struct page *page)
 
 /*
  * GFP_KERNEL, not GFP_HIGHUSER_MOVABLE: pages that devices reach can't move. Charged to the caller's memory cgroup when
- * it is on a user's behalf. __GFP_RETRY_MAYFAIL: nobody is killed for it, in that cgroup or elsewhere. Without `hard`, no
- * reclaim and no compaction in the caller.
+ * it is on a user's behalf. __GFP_RETRY_MAYFAIL: nobody is killed for it, in that cgroup or elsewhere. Without `hard`,
+ * no reclaim and no compaction in the caller.
  */
 static struct page *from_system(int node, unsigned int order, bool hard, bool charge)
 {
@@ -85,6 +85,19 @@ static struct page *first(struct list_head *list)
 	return folio ? &folio->page : NULL;
 }
 
+/*
+ * Hardware can't correct an error in this memory, and the kernel knows it. Clearing it would crash the machine, and the
+ * system would hand it out again: whoever meets it leaves it alone for ever, with the reference that was ours.
+ */
+static bool has_failed(struct page *page)
+{
+	unsigned long i, n = 1ul << compound_order(page);
+
+	for (i = 0; i < n && !PageHWPoison(page + i); i++)
+		;
+	return i < n;
+}
+
 /* ---- scrubbing ---- */
 
 static void scrub(struct work_struct *work)
@@ -92,16 +105,24 @@ static void scrub(struct work_struct *work)
 	struct pool *pool = container_of(work, struct pool, scrub);
 	unsigned long n = 0;
 	struct page *page;
+	bool failed;
 
 	spin_lock(&pool->lock);
 	while ((page = first(&pool->dirty))) {
 		list_del(&page_folio(page)->lru);
 		spin_unlock(&pool->lock);
-		clear_page_whole(page);
+		failed = has_failed(page);
+		if (!failed)
+			clear_page_whole(page);
 		n++;
 		spin_lock(&pool->lock);
 		pool->n_dirty--;
-		list_add(&page_folio(page)->lru, &pool->clean);
+		if (failed) {
+			pool->free--;
+			pool->held--;
+		} else {
+			list_add(&page_folio(page)->lru, &pool->clean);
+		}
 	}
 	spin_unlock(&pool->lock);
 	if (n)
@@ -153,6 +174,13 @@ again:
 		flush_work(&pool->scrub);
 		goto again;
 	}
+	if (page && has_failed(page)) {
+		spin_lock(&pool->lock);
+		pool->in_use -= PMD_SIZE;
+		pool->held--;
+		spin_unlock(&pool->lock);
+		goto again;
+	}
 	if (dirty)
 		clear_page_whole(page);
 	return page;
@@ -200,32 +228,14 @@ struct page *pool_take_base(int node)
 	return take_from_system(pools[node], 0, true);
 }
 
-/* The kernel knows of an error in this memory that hardware can't correct. */
-static bool has_failed(struct page *page, u64 bytes)
+/* With the lock held: nobody else has the page any more. true: it is the pool's again, dirty; false: the system's. */
+static bool take_back(struct pool *pool, struct page *page, u64 bytes, bool from_pool, bool failed)
 {
-	u64 i;
-
-	for (i = 0; i < bytes >> PAGE_SHIFT; i++)
-		if (PageHWPoison(page + i))
-			return true;
-	return false;
-}
-
-/* With the lock held: nobody else has the page any more. true: it goes back to the pool, dirty; false: to the system. */
-static bool take_back(struct pool *pool, struct page *page, u64 bytes, bool from_pool)
-{
-	/* Scrubbing it would crash the machine, and the system would hand it out again: a reference stays for ever. */
-	if (has_failed(page, bytes)) {
-		get_page(page);
-		pool->held -= from_pool;
-		pool->from_system -= from_pool ? 0 : bytes;
-		return false;
-	}
 	if (!from_pool) {
 		pool->from_system -= bytes;
 		return false;
 	}
-	if (pool->held > pool->target) {
+	if (failed || pool->held > pool->target) {
 		pool->held--;
 		return false;
 	}
@@ -239,7 +249,7 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 {
 	struct pool *pool = pools[page_to_nid(page)];
 	u64 bytes = PAGE_SIZE << compound_order(page);
-	bool orphan, kept = false;
+	bool failed = has_failed(page), orphan, kept = false;
 
 	/* Nothing reads it any more, but finish_fault() of the next owner's buffer would. */
 	page_folio(page)->index = 0;
@@ -252,14 +262,14 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 		list_add_tail(&page_folio(page)->lru, &pool->orphans);
 		pool->orphaned += bytes;
 	} else {
-		kept = take_back(pool, page, bytes, from_pool);
+		kept = take_back(pool, page, bytes, from_pool, failed);
 	}
 	spin_unlock(&pool->lock);
 	if (orphan)
 		queue_delayed_work(system_unbound_wq, &pool->reap, HZ);
 	else if (kept)
 		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
-	else
+	else if (!failed)
 		put_page(page);
 	return !orphan;
 }
@@ -268,17 +278,17 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 static void end_orphan(struct pool *pool, struct page *page)
 {
 	struct session *session = (struct session *)(page_private(page) & ~ORPHAN_FROM_POOL);
-	bool from_pool = page_private(page) & ORPHAN_FROM_POOL, kept;
+	bool from_pool = page_private(page) & ORPHAN_FROM_POOL, failed = has_failed(page), kept;
 	u64 bytes = PAGE_SIZE << compound_order(page);
 
 	set_page_private(page, 0);
 	spin_lock(&pool->lock);
 	pool->orphaned -= bytes;
-	kept = take_back(pool, page, bytes, from_pool);
+	kept = take_back(pool, page, bytes, from_pool, failed);
 	spin_unlock(&pool->lock);
 	if (kept)
 		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
-	else
+	else if (!failed)
 		put_page(page);
 	limits_uncharge(session, bytes);
 	session_put(session);
@@ -360,12 +370,12 @@ static void shrink(struct pool *pool)
 			pool->held--;
 		}
 		spin_unlock(&pool->lock);
-		if (page)
-			put_page(page);
-		else if (in_hands)
-			flush_work(&pool->scrub);	/* it has the last free one */
-		else
+		if (!page && !in_hands)
 			return;
+		if (!page)
+			flush_work(&pool->scrub);	/* it has the last free one */
+		else if (!has_failed(page))
+			put_page(page);
 		cond_resched();
 	}
 }
@@ -500,7 +510,8 @@ static int parse_reserve(char *entry)
 		u64 present = (u64)node_present_pages(node) << PAGE_SHIFT;
 
 		if (only == NUMA_NO_NODE || only == node)
-			pools[node]->target = min(percent ? div_u64(present, 100) * value : value, present) >> PMD_SHIFT;
+			pools[node]->target =
+				min(percent ? div_u64(present, 100) * value : value, present) >> PMD_SHIFT;
 	}
 	return 0;
 }
@@ -527,8 +538,8 @@ int pools_fill(const char *reserve)
 		wanted = pools[node]->target;
 		held = settle(pools[node]);
 		if (held < wanted)
-			pr_info("offstage: node %d: %lu MiB of %lu MiB could be reserved\n", node, held << (PMD_SHIFT - 20),
-				wanted << (PMD_SHIFT - 20));
+			pr_info("offstage: node %d: %lu MiB of %lu MiB could be reserved\n", node,
+				held << (PMD_SHIFT - 20), wanted << (PMD_SHIFT - 20));
 	}
 	return ret;
 }
