@@ -208,7 +208,7 @@ SYSTEM_FILES := $(patsubst packaging/%,%,$(wildcard packaging/*.d/* packaging/ud
 PYTHONDIR ?= $(if $(filter /usr,$(PREFIX)),/usr/lib/python3/dist-packages,$(PREFIX)/lib/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/dist-packages)
 
 INSTALLED = $(BINDIR)/offstage $(LIBDIR)/liboffstage.so.$(SOVERSION) $(LIBDIR)/liboffstage.so $(LIBDIR)/liboffstage.a \
-	    $(INCLUDEDIR)/offstage.h $(LIBDIR)/pkgconfig/offstage.pc \
+	    $(INCLUDEDIR)/offstage.h $(INCLUDEDIR)/linux/offstage.h $(LIBDIR)/pkgconfig/offstage.pc \
 	    $(foreach m,$(wildcard man/*.[1-9]),$(MANDIR)/man$(subst .,,$(suffix $m))/$(notdir $m)) \
 	    $(foreach p,$(wildcard python/offstage/*.py),$(PYTHONDIR)/offstage/$(notdir $p)) \
 	    $(MODULE_TREE_FILES:%=$(MODULE_TREE)/%) $(SYSTEM_FILES:%=$(PREFIX)/lib/%)
@@ -220,6 +220,7 @@ install: all
 	ln -sf liboffstage.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/liboffstage.so
 	install -m 644 $(BUILD)/liboffstage.a $(DESTDIR)$(LIBDIR)/
 	install -m 644 include/offstage.h $(DESTDIR)$(INCLUDEDIR)/
+	install -D -m 644 include/uapi/linux/offstage.h $(DESTDIR)$(INCLUDEDIR)/linux/offstage.h
 	printf 'prefix=%s\nlibdir=%s\nincludedir=%s\n\nName: offstage\nDescription: staging memory and host Adam for an offloaded optimizer\nVersion: %s\nLibs: -L$${libdir} -loffstage\nLibs.private: %s\nCflags: -I$${includedir}\n' \
 		'$(PREFIX)' '$(LIBDIR)' '$(INCLUDEDIR)' '$(VERSION)' '$(strip $(LIBS))' > $(DESTDIR)$(LIBDIR)/pkgconfig/offstage.pc
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/offstage.pc
