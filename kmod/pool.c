@@ -148,10 +148,12 @@ int pool_node_check(int node)
 
 static struct page *take_from_pool(struct pool *pool)
 {
-	bool dirty = false, in_hands = false;
+	bool dirty, in_hands;
 	struct page *page;
 
 again:
+	dirty = false;
+	in_hands = false;
 	spin_lock(&pool->lock);
 	page = first(&pool->clean);
 	if (!page) {
@@ -169,8 +171,7 @@ again:
 	}
 	spin_unlock(&pool->lock);
 	/* The last free page is being scrubbed right now: it is there in a moment. */
-	if (!page && in_hands) {
-		in_hands = false;
+	if (in_hands) {
 		flush_work(&pool->scrub);
 		goto again;
 	}
