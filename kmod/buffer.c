@@ -18,6 +18,7 @@
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/string_helpers.h>
 #include <linux/topology.h>
 #include "offstage.h"
 #include "compat.h"
@@ -355,24 +356,34 @@ static const struct file_operations buffer_fops = {
 
 /* ---- the list ---- */
 
+/*
+ * A line per buffer, words set apart by one blank. The comm comes last, because it may hold blanks, and with what else
+ * could deceive a reader escaped: its owner chose it.
+ */
 void buffers_show(struct seq_file *out)
 {
 	struct buffer *buffer;
 	u64 *bytes = kvcalloc(MAX_NUMNODES, sizeof(*bytes), GFP_KERNEL);
+	const char *separator;
 	int node;
 
 	if (!bytes)
 		return;
-	seq_puts(out, "bytes huge from_pool references uid pid comm nodes\n");
+	seq_puts(out, "bytes huge from_pool references uid pid nodes comm\n");
 	mutex_lock(&buffers_lock);
 	list_for_each_entry(buffer, &buffers, link) {
-		seq_printf(out, "%llu %llu %llu %ld %u %d %s", buffer->backed, buffer->huge, buffer->from_pool,
-			   (long)file_count(buffer->file), from_kuid_munged(&init_user_ns, buffer->uid), buffer->pid,
-			   buffer->comm);
+		seq_printf(out, "%llu %llu %llu %ld %u %d", buffer->backed, buffer->huge, buffer->from_pool,
+			   (long)file_count(buffer->file), from_kuid_munged(&init_user_ns, buffer->uid), buffer->pid);
 		buffer_node_bytes(buffer, bytes);
-		for (node = 0; node < MAX_NUMNODES; node++)
-			if (bytes[node])
-				seq_printf(out, " N%d=%llu", node, bytes[node]);
+		separator = " ";
+		for (node = 0; node < MAX_NUMNODES; node++) {
+			if (!bytes[node])
+				continue;
+			seq_printf(out, "%s%d:%llu", separator, node, bytes[node]);
+			separator = ",";
+		}
+		seq_putc(out, ' ');
+		seq_escape_str(out, buffer->comm, ESCAPE_HEX | ESCAPE_NAP | ESCAPE_APPEND, "\\");
 		seq_putc(out, '\n');
 	}
 	mutex_unlock(&buffers_lock);
