@@ -46,6 +46,7 @@ ISA_adam_avx512bf16 := $(ISA_adam_avx512) -mavx512bf16
 
 LIB_OBJS := $(LIB_NAMES:%=$(BUILD)/lib/%.o)
 TOOL_OBJS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/*.c tests/bench/*.c))
+COMMAND_OBJS := $(patsubst %,$(BUILD)/tools/%.o,arguments buffers doctor facts json pool)
 UNIT_NAMES := $(basename $(notdir $(wildcard tests/unit/test_*.c)))
 UNIT_BINS := $(UNIT_NAMES:%=$(BUILD)/unit/%)
 
@@ -104,6 +105,10 @@ $(BUILD)/offstage: $(TOOL_OBJS) $(SO) $(BUILD)/liboffstage.so
 $(BUILD)/unit/%: tests/unit/%.c $(LIB_OBJS) $(BUILD)/config.h
 	@mkdir -p $(@D)
 	$(CC) $(BASE) $(CFLAGS) $(LDFLAGS) -MF $@.d -o $@ $< $(LIB_OBJS) -lcmocka $(LIBS)
+
+# So do those of the command: main() stays out, and a path or a call of the module can be one of the test's own.
+$(BUILD)/unit/test_command: LIB_OBJS += $(COMMAND_OBJS)
+$(BUILD)/unit/test_command: $(COMMAND_OBJS)
 
 check: all
 	$(MAKE) check-unit

@@ -13,6 +13,19 @@ int library_failed(void)
 	return STATUS_FAILED;
 }
 
+int failed(const char *format, ...)
+{
+	va_list args;
+
+	fflush(stdout);
+	fputs("offstage: ", stderr);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	putc('\n', stderr);
+	return STATUS_FAILED;
+}
+
 int usage_error(const char *command, const char *format, ...)
 {
 	va_list args;
@@ -67,6 +80,24 @@ bool parse_bytes(const char *text, uint64_t *bytes)
 	}
 	*bytes = value;
 	return true;
+}
+
+struct size_text size_text(uint64_t bytes)
+{
+	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+	uint64_t unit = 1;
+	struct size_text out;
+	size_t i = 0;
+
+	while (bytes / unit >= 1024) {
+		unit *= 1024;
+		i++;
+	}
+	if (bytes % unit)
+		snprintf(out.text, sizeof(out.text), "%.1f %s", (double)bytes / (double)unit, units[i]);
+	else
+		snprintf(out.text, sizeof(out.text), "%llu %s", (unsigned long long)(bytes / unit), units[i]);
+	return out;
 }
 
 static const char *const dtype_names[] = { [OFFSTAGE_F32] = "f32", [OFFSTAGE_BF16] = "bf16", [OFFSTAGE_F16] = "f16" };

@@ -17,9 +17,14 @@ int command_info(int argc, char **argv);
 int command_selftest(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_doctor(int argc, char **argv);
+int command_pool(int argc, char **argv);
+int command_buffers(int argc, char **argv);
 
 /* Prints the library's sentence for a call that failed, and gives STATUS_FAILED. */
 int library_failed(void);
+/* The same with a sentence of the command's own. */
+int failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints why the arguments can't be used and where help is, and gives STATUS_USAGE. */
 int usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -27,6 +32,10 @@ int usage_error(const char *command, const char *format, ...) __attribute__((for
 bool parse_count(const char *text, uint64_t *count);
 bool parse_bytes(const char *text, uint64_t *bytes);
 bool parse_dtype(const char *text, uint32_t *dtype);
+/* Bytes for a sentence or a table: "64 GiB", "1.5 GiB". */
+struct size_text { char text[24]; };
+struct size_text size_text(uint64_t bytes);
+#define SIZE(bytes) (size_text(bytes).text)
 const char *dtype_name(uint32_t dtype);
 uint64_t dtype_size(uint32_t dtype);
 

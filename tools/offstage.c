@@ -12,6 +12,9 @@ static const struct {
 	{ "info", command_info, "what this machine and this build give: provider, ISA, threads, memory, limits, features" },
 	{ "selftest", command_selftest, "does it work here, and as fast as the memory allows? One line a check, OK, WARN or FAIL" },
 	{ "plan", command_plan, "how much host memory a model needs" },
+	{ "doctor", command_doctor, "is the kernel module there and as it should be? One line a check, with the remedy" },
+	{ "pool", command_pool, "what the module holds reserved on each node; grow, shrink or set it" },
+	{ "buffers", command_buffers, "the module's buffers, and whose they are" },
 	{ "bench", command_bench, "adam, step, pool or scale: measures, and prints ratios" },
 };
 #define N_COMMANDS (sizeof(commands) / sizeof(*commands))
