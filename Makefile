@@ -107,8 +107,8 @@ $(BUILD)/unit/%: tests/unit/%.c $(LIB_OBJS) $(BUILD)/config.h
 	$(CC) $(BASE) $(CFLAGS) $(LDFLAGS) -MF $@.d -o $@ $< $(LIB_OBJS) -lcmocka $(LIBS)
 
 # So do those of the command: main() stays out, and a path or a call of the module can be one of the test's own.
-$(BUILD)/unit/test_command: LIB_OBJS += $(COMMAND_OBJS)
-$(BUILD)/unit/test_command: $(COMMAND_OBJS)
+$(BUILD)/unit/test_tools: LIB_OBJS += $(COMMAND_OBJS)
+$(BUILD)/unit/test_tools: $(COMMAND_OBJS)
 
 check: all
 	$(MAKE) check-unit
@@ -192,7 +192,7 @@ VM_TESTS := $(patsubst tests/vm/%.c,$(BUILD)/vm-tests/%,$(wildcard tests/vm/*.c)
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma -luring
-kmod-tests: $(VM_TESTS) $(UNIT_BINS)
+kmod-tests: $(VM_TESTS) $(UNIT_BINS) $(BUILD)/offstage
 check-kmod: kmod-tests
 	@scripts/run-unit $(VM_TESTS) tests/vm/test_fio $(UNIT_BINS)
 

@@ -506,9 +506,8 @@ static void check_pool(struct doctor *d, const struct facts_pool *pool)
 
 	snprintf(name, sizeof(name), "pool%u", pool->node);
 	if (pool->orphaned)
-		say(d, WARN, name, "%s were still pinned when their buffers were closed, and are lost to the pool: find who registered them "
-		    "(RDMA, io_uring, a GPU) and closed the buffer first, and `offstage pool grow %u:%lluM`", SIZE(pool->orphaned), pool->node,
-		    (unsigned long long)(pool->orphaned + (1u << 20) - 1) >> 20);
+		say(d, WARN, name, "%s of buffers that are closed are still pinned, and charged to who made them: end the process that has "
+		    "registered them with RDMA, io_uring or a GPU; they come back by themselves", SIZE(pool->orphaned));
 	if (pool->failed)
 		say(d, WARN, name, "huge pages for %s were asked for and not to be had, since the module was loaded: reserve them at boot, by "
 		    "reserve=%u:BYTES in /etc/modprobe.d/offstage.conf", SIZE(pool->failed), pool->node);

@@ -112,8 +112,8 @@ static int refused(uint32_t node, uint64_t wanted, int err)
 	case ENODEV:
 		return failed("there is no node %u with memory: `offstage pool` lists those that have some", node);
 	case EOPNOTSUPP:
-		return failed("node %u has movable memory only, which can't be pinned, so it has no pool: " FACTS_MAKE_NORMAL
-			      ", and load the module again", node);
+		return failed("node %u has movable memory only, which can't be pinned, so it has no pool: " FACTS_MAKE_NORMAL,
+			      node);
 	case ENOMEM:
 		if (facts_node(node, &info))
 			return failed("node %u: a pool of %s is more than the node has, which is %s: ask for less", node, SIZE(wanted),
@@ -141,8 +141,8 @@ static int too_much(int fd, uint32_t node, uint64_t wanted, uint64_t held)
 
 	if (ioctl(fd, OFFSTAGE_IOC_NODE, &now) < 0)
 		now.reserved = now.free = 0;
-	return failed("node %u: %s were wanted and the pool holds %s; %s of it are in buffers, and go to the system as these are "
-		      "closed: `offstage buffers` tells whose they are", node, SIZE(wanted), SIZE(held), SIZE(now.reserved - now.free));
+	return failed("node %u: %s were wanted and the pool holds %s; %s of it are in buffers or still pinned, and go to the "
+		      "system as they are let go: `offstage buffers` tells whose they are", node, SIZE(wanted), SIZE(held), SIZE(now.reserved - now.free));
 }
 
 static uint64_t target(enum action action, uint64_t reserved, uint64_t bytes)
@@ -177,6 +177,14 @@ static int change(int fd, enum action action, uint32_t node, uint64_t bytes)
 	return 0;
 }
 
+/* A node keeps its directory when its memory goes. */
+static bool is_online(int fd, uint32_t node)
+{
+	struct offstage_ioc_node there = { .size = sizeof(there), .node = node };
+
+	return ioctl(fd, OFFSTAGE_IOC_NODE, &there) == 0;
+}
+
 static int change_all(int fd, enum action action, uint64_t bytes)
 {
 	static struct facts_pool pools[FACTS_POOLS_MAX];
@@ -184,7 +192,7 @@ static int change_all(int fd, enum action action, uint64_t bytes)
 	int status = 0;
 
 	for (size_t i = 0; i < n; i++)
-		if (change(fd, action, pools[i].node, bytes))
+		if (is_online(fd, pools[i].node) && change(fd, action, pools[i].node, bytes))
 			status = STATUS_FAILED;
 	return status;
 }
