@@ -312,15 +312,15 @@ static void check_signed(struct doctor *d, bool enforced)
 {
 	const struct module_file *file = &d->file;
 	char taint[32] = "";
-	bool refused = d->loaded && facts_line(taint, sizeof(taint), LOADED "/taint") && strchr(taint, 'E');
+	bool unknown = d->loaded && facts_line(taint, sizeof(taint), LOADED "/taint") && strchr(taint, 'E');
 
 	if (!*file->path && !d->loaded)
 		return;
 	if (file->readable && file->is_signed)
-		say(d, OK, "signed", refused ? "yes, with a key that this kernel doesn't know, and takes all the same" : "yes");
-	else if (file->readable && enforced)
+		say(d, OK, "signed", unknown ? "yes, with a key that this kernel doesn't know, and takes all the same" : "yes");
+	else if ((file->readable || unknown) && enforced)
 		say(d, unloadable(d), "signed", "no, and this kernel takes signed modules only: " SIGN);
-	else if (file->readable || refused)
+	else if (file->readable || unknown)
 		say(d, OK, "signed", "no, which this kernel allows");
 	else if (d->loaded)
 		say(d, OK, "signed", "the kernel took it");
