@@ -37,7 +37,7 @@ struct bench {
 	struct samples faults, faults_populate, faults_hugetlb;	/* per GiB */
 };
 
-static int failed(const char *what)
+static int call_failed(const char *what)
 {
 	fprintf(stderr, "offstage: %s: %s\n", what, strerror(errno));
 	return STATUS_FAILED;
@@ -112,7 +112,7 @@ static int made_and_touched(const struct bench *b, void *(*make)(const struct be
 	volatile char *at = make(b, bytes);
 
 	if (!at)
-		return failed("memory to compare");
+		return call_failed("memory to compare");
 	for (uint64_t i = 0; i < bytes; i += b->page)
 		at[i] = 1;
 	sample_add(seconds, seconds_now() - begin);
@@ -129,7 +129,7 @@ static int reserve(const struct bench *b, uint64_t bytes)
 	struct offstage_ioc_reserve r = { .size = sizeof(r), .node = b->node, .bytes = bytes };
 
 	if (ioctl(b->device, OFFSTAGE_IOC_RESERVE, &r) < 0)
-		return failed(errno == ENOMEM ? "a reserve larger than the node (--size)" : "a reserve (it needs root)");
+		return call_failed(errno == ENOMEM ? "a reserve larger than the node (--size)" : "a reserve (it needs root)");
 	if (r.bytes < bytes) {
 		fprintf(stderr, "offstage: node %u has huge pages for %llu MiB, and not for %llu: ask for less with --size\n",
 			b->node, (unsigned long long)r.bytes >> 20, (unsigned long long)bytes >> 20);
@@ -144,7 +144,7 @@ static int read_pool(struct bench *b)
 	struct offstage_ioc_node node = { .size = sizeof(node), .node = b->node };
 
 	if (ioctl(b->device, OFFSTAGE_IOC_NODE, &node) < 0)
-		return failed("the node's pool");
+		return call_failed("the node's pool");
 	b->reserved = node.reserved;
 	return 0;
 }
@@ -156,7 +156,7 @@ static int wait_until_clean(const struct bench *b, uint64_t bytes)
 		struct offstage_ioc_node node = { .size = sizeof(node), .node = b->node };
 
 		if (ioctl(b->device, OFFSTAGE_IOC_NODE, &node) < 0)
-			return failed("the node's pool");
+			return call_failed("the node's pool");
 		if (node.free >= bytes && !node.scrubbing)
 			return 0;
 		usleep(10000);
@@ -186,7 +186,7 @@ static int pin_both(struct bench *b)
 	int ret;
 
 	if (!ours || base == MAP_FAILED)
-		return failed("memory to pin");
+		return call_failed("memory to pin");
 	madvise(base, b->bytes, MADV_NOHUGEPAGE);
 	for (uint64_t i = 0; i < b->bytes; i += b->page)
 		((volatile char *)ours)[i] = ((volatile char *)base)[i] = 1;
@@ -197,7 +197,7 @@ static int pin_both(struct bench *b)
 	munmap(base, b->bytes);
 	if (ret < 0) {
 		errno = -ret;
-		return failed("pinning by io_uring");
+		return call_failed("pinning by io_uring");
 	}
 	return 0;
 }
@@ -213,7 +213,7 @@ static int read_hugetlb(uint64_t *pages)
 	if (file)
 		fclose(file);
 	*pages = bad ? 0 : n;
-	return bad ? failed(NR_HUGEPAGES) : 0;
+	return bad ? call_failed(NR_HUGEPAGES) : 0;
 }
 
 static int write_hugetlb(uint64_t pages)
@@ -222,7 +222,7 @@ static int write_hugetlb(uint64_t pages)
 	int bad = !file || fprintf(file, "%llu\n", (unsigned long long)pages) < 0;
 
 	bad |= file && fclose(file);
-	return bad ? failed(NR_HUGEPAGES) : 0;
+	return bad ? call_failed(NR_HUGEPAGES) : 0;
 }
 
 static int repetition(struct bench *b)
@@ -305,7 +305,7 @@ int bench_kmod(const struct bench_options *options)
 		return usage_error("bench", "--size of kmod is %llu or more", (unsigned long long)HUGE);
 	b.device = open("/dev/offstage", O_RDWR | O_CLOEXEC);
 	if (b.device < 0)
-		return failed("/dev/offstage (modprobe offstage, or scripts/vm build/offstage bench kmod)");
+		return call_failed("/dev/offstage (modprobe offstage, or scripts/vm build/offstage bench kmod)");
 	syscall(SYS_getcpu, &cpu, &node, NULL);
 	b.node = node;
 	b.ring = (int)syscall(SYS_io_uring_setup, 1, &params);
