@@ -150,7 +150,8 @@ bench: all
 
 # ---- the kernel module -------------------------------------------------------------------------------------------------------
 
-# Built in a copy, so that the sources stay as they are. With no KDIR, for the kernel that runs.
+# Built in a copy, so that the sources stay as they are. With no KDIR, for the kernel that runs. KUNIT=1 builds the suites
+# in kmod/*_test.c into it.
 KDIR	?= /lib/modules/$(shell uname -r)/build
 MODULE_SOURCES := $(wildcard kmod/*.c kmod/*.h kmod/Kbuild kmod/probe/*.c) include/uapi/linux/offstage.h
 
@@ -193,8 +194,9 @@ $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma -luring
 kmod-tests: $(VM_TESTS) $(UNIT_BINS) $(BUILD)/offstage
+# All of them speak TAP, as cmocka does.
 check-kmod: kmod-tests
-	@scripts/run-unit $(VM_TESTS) tests/vm/test_fio $(UNIT_BINS)
+	@scripts/run-unit tests/vm/kunit-check tests/vm/kunit $(VM_TESTS) tests/vm/test_fio $(UNIT_BINS)
 
 # ---- installation -------------------------------------------------------------------------------------------------------------
 
