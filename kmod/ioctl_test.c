@@ -379,6 +379,23 @@ static void test_refusal_by_a_limit_says_which(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, c.limit, OFFSTAGE_IOC_LIMIT_NONE);
 }
 
+/* More than this machine has, with no limit in the way: a refusal, and no word in the log. */
+static void test_sizes_beyond_all_memory_are_refused(struct kunit *test)
+{
+	struct caller *caller = caller_of(test);
+	u64 user = limit_user, all = limit_all;
+	struct offstage_ioc_create c;
+	u32 shift;
+
+	limit_user = 0;
+	limit_all = 0;
+	REFUSED(ENOMEM, c.bytes = ((u64)totalram_pages() << PAGE_SHIFT) + 1);
+	for (shift = 44; shift < 64; shift++)
+		REFUSED(ENOMEM, c.bytes = 1ull << shift);
+	limit_user = user;
+	limit_all = all;
+}
+
 static void test_node_is_described(struct kunit *test)
 {
 	struct caller *caller = caller_of(test);
@@ -443,6 +460,7 @@ static struct kunit_case cases[] = {
 	KUNIT_CASE(test_table_has_each_call_once_and_no_other),
 	KUNIT_CASE(test_creations_that_cannot_be_are_refused),
 	KUNIT_CASE(test_refusal_by_a_limit_says_which),
+	KUNIT_CASE(test_sizes_beyond_all_memory_are_refused),
 	KUNIT_CASE(test_node_is_described),
 	KUNIT_CASE(test_bytes_by_node_need_room_and_a_place_or_neither),
 	{}
