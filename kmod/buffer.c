@@ -360,7 +360,7 @@ static const struct file_operations buffer_fops = {
  * A line per buffer, words set apart by one blank. The comm comes last, because it may hold blanks, and with what else
  * could deceive a reader escaped: its owner chose it.
  */
-void buffers_show(struct seq_file *out)
+int buffers_show(struct seq_file *out)
 {
 	struct buffer *buffer;
 	u64 *bytes = kvcalloc(MAX_NUMNODES, sizeof(*bytes), GFP_KERNEL);
@@ -368,7 +368,7 @@ void buffers_show(struct seq_file *out)
 	int node;
 
 	if (!bytes)
-		return;
+		return -ENOMEM;
 	seq_puts(out, "bytes huge from_pool references uid pid nodes comm\n");
 	mutex_lock(&buffers_lock);
 	list_for_each_entry(buffer, &buffers, link) {
@@ -388,6 +388,7 @@ void buffers_show(struct seq_file *out)
 	}
 	mutex_unlock(&buffers_lock);
 	kvfree(bytes);
+	return 0;
 }
 
 /* ---- the mount ---- */

@@ -135,7 +135,7 @@ int buffer_mmap_new(struct session *session, struct vm_area_struct *vma);
 /* The nearest node to the caller that can serve it. */
 int buffer_local_node(void);
 struct seq_file;
-void buffers_show(struct seq_file *out);
+int buffers_show(struct seq_file *out);
 
 /* ---- ioctl.c ---- */
 

@@ -81,8 +81,7 @@ static const struct attribute_group group = { .attrs = attributes };
 
 static int buffers_seq_show(struct seq_file *out, void *unused)
 {
-	buffers_show(out);
-	return 0;
+	return buffers_show(out);
 }
 DEFINE_SHOW_ATTRIBUTE(buffers_seq);
 
