@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * offstage buffers: every buffer of the module's, and whose it is, from debugfs. A line there is six numbers, the nodes as
- * NODE:BYTES,… and the rest is the name of the program that made it, in which the module has escaped (\xNN) whatever
+ * offstage buffers: every buffer of the module's, and whose it is, from debugfs. A line there is six numbers, the nodes
+ * as NODE:BYTES,… and the rest is the name of the program that made it, in which the module has escaped (\xNN) whatever
  * isn't printable ASCII: it is the user's own choice, and goes out as it came in.
  */
 #include <errno.h>
@@ -32,7 +32,8 @@ static bool parse_line(char *line, struct buffer_line *b)
 	unsigned long long bytes, huge, from_pool, references;
 	int at = 0;
 
-	if (sscanf(line, "%llu %llu %llu %llu %u %u %n", &bytes, &huge, &from_pool, &references, &b->uid, &b->pid, &at) != 6)
+	if (sscanf(line, "%llu %llu %llu %llu %u %u %n", &bytes, &huge, &from_pool, &references, &b->uid, &b->pid,
+		   &at) != 6)
 		return false;
 	b->nodes = line + at;
 	b->comm = strchr(b->nodes, ' ');
@@ -112,8 +113,8 @@ static int list(FILE *file, struct json *j)
 
 		line[strcspn(line, "\n")] = '\0';
 		if (lines++ ? !parse_line(line, &b) : strcmp(line, COLUMNS) != 0) {
-			status = failed(LIST " isn't as this command knows it, which is " COLUMNS ": use the command and the module of one "
-					"version");
+			status = failed(LIST " isn't as this command knows it, which is " COLUMNS ": use the command "
+					"and the module of one version");
 			break;
 		}
 		if (lines == 1)
@@ -121,8 +122,8 @@ static int list(FILE *file, struct json *j)
 		if (j)
 			json_buffer(j, &b);
 		if (!j && lines == 2)
-			printf("%12s%12s%12s%6s%8s%8s  %-16s %s\n", "bytes", "huge", "from pool", "refs", "uid", "pid", "command",
-			       "nodes");
+			printf("%12s%12s%12s%6s%8s%8s  %-16s %s\n", "bytes", "huge", "from pool", "refs", "uid", "pid",
+			       "command", "nodes");
 		if (!j)
 			print_buffer(&b);
 	}
@@ -139,11 +140,11 @@ static int cannot_open(int err)
 	if (err == EACCES || err == EPERM)
 		return failed("the list of buffers is root's alone to read: try sudo");
 	if (!facts_exist("/sys/module/offstage"))
-		return failed("there are no buffers of the module's, since it isn't loaded: `modprobe offstage`, or let `offstage doctor` "
-			      "say what it lacks");
+		return failed("there are no buffers of the module's, since it isn't loaded: `modprobe offstage`, or "
+			      "let `offstage doctor` say what it lacks");
 	if (err == ENOENT)
-		return failed("there is no " LIST ": `mount -t debugfs debugfs /sys/kernel/debug` first; a kernel without debugfs has no "
-			      "list");
+		return failed("there is no " LIST ": `mount -t debugfs debugfs /sys/kernel/debug` first; a kernel "
+			      "without debugfs has no list");
 	return failed(LIST " can't be read (%s)", strerror(err));
 }
 

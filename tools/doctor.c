@@ -34,9 +34,9 @@
 static void help(void)
 {
 	puts("usage: offstage doctor [--json]\n\n"
-	     "  --json   the same as one JSON object: checks, each with its name, verdict and sentence, and how many failed\n\n"
-	     "Exit status 1 if a check fails: the module is installed or loaded, and doesn't serve. Without any module, the\n"
-	     "library uses its provider 'user', and that is no failure.");
+	     "  --json   the same as one JSON object: checks, each with its name, verdict and sentence\n\n"
+	     "Exit status 1 if a check fails: the module is installed or loaded, and doesn't serve. Without\n"
+	     "any module, the library uses its provider 'user', and that is no failure.");
 }
 
 /* The module as a file. */
@@ -94,7 +94,7 @@ static enum verdict unloadable(const struct doctor *d)
 	return d->loaded ? WARN : FAIL;
 }
 
-/* ---- the file ---------------------------------------------------------------------------------------------------------- */
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
 
 /* The path from a line of modules.dep, "updates/dkms/offstage.ko.xz: …", if it is the module's. */
 static bool is_module(char *line)
@@ -117,7 +117,8 @@ static bool find_listed(const char *release, char found[FACTS_PATH_MAX])
 	size_t size = 0;
 
 	while (file && !listed && getline(&line, &size, file) > 0)
-		listed = is_module(line) && facts_path(found, "/lib/modules/%s/%s", release, line) && access(found, R_OK) == 0;
+		listed = is_module(line) && facts_path(found, "/lib/modules/%s/%s", release, line) &&
+			 access(found, R_OK) == 0;
 	free(line);
 	if (file)
 		fclose(file);
@@ -221,18 +222,23 @@ static void check_missing(struct doctor *d)
 	if (!facts_exist("/lib/modules/%s/build", d->release))
 		snprintf(headers, sizeof(headers), "`apt install linux-headers-%s`, and then ", d->release);
 	if (dkms)
-		say(d, unloadable(d), "installed", "dkms has version %s, but no build of it for this kernel, %s: %s`dkms install offstage/%s -k %s`; "
-		    "%s/%s/build/make.log has the messages of a build that failed", version, d->release, headers, version, d->release,
+		say(d, unloadable(d), "installed", "dkms has version %s, but no build of it for this kernel, %s: "
+		    "%s`dkms install offstage/%s -k %s`; %s/%s/build/make.log has the messages of a build that failed",
+		    version, d->release, headers, version, d->release,
 		    DKMS, version);
 	else if (other)
-		say(d, unloadable(d), "installed", "%s is for another kernel, and there is none for this one, %s: %sbuild it with dkms, which "
-		    "follows the kernel, or with `make modules`", elsewhere + strlen(facts_root), d->release, headers);
+		say(d, unloadable(d), "installed", "%s is for another kernel, and there is none for this one, %s: "
+		    "%sbuild it with dkms, which follows the kernel, or with `make modules`",
+		    elsewhere + strlen(facts_root), d->release, headers);
 	else if (d->loaded)
-		say(d, WARN, "installed", "no, it was loaded from elsewhere and won't be there after the next boot: `make install` puts it in place");
+		say(d, WARN, "installed", "no, it was loaded from elsewhere and won't be there after the next boot: "
+		    "`make install` puts it in place");
 	else if (d->wanted)
-		say(d, FAIL, "installed", "no, though " AT_BOOT " asks for it: %sbuild it with dkms, or remove that file", headers);
+		say(d, FAIL, "installed", "no, though " AT_BOOT " asks for it: %sbuild it with dkms, or remove that "
+		    "file", headers);
 	else
-		say(d, WARN, "installed", "no, for no kernel; the library does without, with less: the README's \"The kernel module\" tells how");
+		say(d, WARN, "installed", "no, for no kernel; the library does without, with less: the README's \"The "
+		    "kernel module\" tells how");
 }
 
 static void check_installed(struct doctor *d)
@@ -246,18 +252,20 @@ static void check_installed(struct doctor *d)
 	}
 	d->wanted = true;
 	if (*file->built_for && strcmp(file->built_for, d->release) != 0)
-		say(d, unloadable(d), "installed", "%s was built for kernel %s, and this is %s: build it again", path, file->built_for,
+		say(d, unloadable(d), "installed", "%s was built for kernel %s, and this is %s: build it again", path,
+		    file->built_for,
 		    d->release);
 	else if (!file->listed)
 		say(d, unloadable(d), "installed", "%s is there, but modprobe doesn't know it: `depmod -a`", path);
 	else if (*file->version && strcmp(file->version, offstage_version()) != 0)
-		say(d, WARN, "installed", "%s is version %s, and the library %s: install both from one release", path, file->version,
+		say(d, WARN, "installed", "%s is version %s, and the library %s: install both from one release", path,
+		    file->version,
 		    offstage_version());
 	else
 		say(d, OK, "installed", "%s", path);
 }
 
-/* ---- who may load it ----------------------------------------------------------------------------------------------------- */
+/* ---- who may load it --------------------------------------------------------------------------------------------- */
 
 /* The word in brackets, of "none [integrity] confidentiality". */
 static bool lockdown_word(char *word, size_t size)
@@ -298,15 +306,17 @@ static void check_lockdown(struct doctor *d, bool *enforced)
 {
 	char word[64] = "unknown (no securityfs, or a kernel without it)", enforce[8] = "";
 
-	*enforced = facts_line(enforce, sizeof(enforce), "/sys/module/module/parameters/sig_enforce") && *enforce == 'Y';
+	*enforced = facts_line(enforce, sizeof(enforce), "/sys/module/module/parameters/sig_enforce") &&
+		    *enforce == 'Y';
 	if (lockdown_word(word, sizeof(word)) && strcmp(word, "none") != 0)
 		*enforced = true;
 	say(d, OK, "lockdown", "%s; Secure Boot: %s; %s", word, secure_boot(),
-	    *enforced ? "the kernel takes modules with a signature that it knows, and no others" : "the kernel takes unsigned modules, too");
+	    *enforced ? "the kernel takes modules with a signature that it knows, and no others" :
+			"the kernel takes unsigned modules, too");
 }
 
-#define SIGN "sign it with a key that the kernel knows: dkms has one of its own, which `mokutil --import /var/lib/dkms/mok.pub` and a " \
-	"reboot enroll"
+#define SIGN "sign it with a key that the kernel knows: dkms has one of its own, which `mokutil --import " \
+	"/var/lib/dkms/mok.pub` and a reboot enroll"
 
 static void check_signed(struct doctor *d, bool enforced)
 {
@@ -317,7 +327,8 @@ static void check_signed(struct doctor *d, bool enforced)
 	if (!*file->path && !d->loaded)
 		return;
 	if (file->readable && file->is_signed)
-		say(d, OK, "signed", unknown ? "yes, with a key that this kernel doesn't know, and takes all the same" : "yes");
+		say(d, OK, "signed", unknown ? "yes, with a key that this kernel doesn't know, and takes all the "
+		    "same" : "yes");
 	else if ((file->readable || unknown) && enforced)
 		say(d, unloadable(d), "signed", "no, and this kernel takes signed modules only: " SIGN);
 	else if (file->readable || unknown)
@@ -325,8 +336,8 @@ static void check_signed(struct doctor *d, bool enforced)
 	else if (d->loaded)
 		say(d, OK, "signed", "the kernel took it");
 	else if (enforced)
-		say(d, WARN, "signed", "unknown, since the file is compressed, and this kernel takes signed modules only: if `modinfo -F signer "
-		    "offstage` says nothing, " SIGN);
+		say(d, WARN, "signed", "unknown, since the file is compressed, and this kernel takes signed modules "
+		    "only: if `modinfo -F signer offstage` says nothing, " SIGN);
 	else
 		say(d, OK, "signed", "unknown, since the file is compressed; this kernel takes it either way");
 }
@@ -336,19 +347,20 @@ static void check_loaded(struct doctor *d)
 	char version[32] = "";
 
 	if (!d->loaded && d->wanted)
-		say(d, FAIL, "loaded", "no: `modprobe offstage`, and for every boot `echo offstage > " AT_BOOT "`; `dmesg` says why a module was "
-		    "refused");
+		say(d, FAIL, "loaded", "no: `modprobe offstage`, and for every boot `echo offstage > " AT_BOOT "`; "
+		    "`dmesg` says why a module was refused");
 	if (!d->loaded)
 		return;
 	facts_line(version, sizeof(version), LOADED "/version");
 	if (strcmp(version, offstage_version()) == 0)
 		say(d, OK, "loaded", "version %s", version);
 	else
-		say(d, WARN, "loaded", "version %s, and the library is %s: when no buffer is open, `rmmod offstage && modprobe offstage` takes "
-		    "the one that is installed", *version ? version : "unknown", offstage_version());
+		say(d, WARN, "loaded", "version %s, and the library is %s: when no buffer is open, `rmmod offstage && "
+		    "modprobe offstage` takes the one that is installed", *version ? version : "unknown",
+		    offstage_version());
 }
 
-/* ---- the device ---------------------------------------------------------------------------------------------------------- */
+/* ---- the device -------------------------------------------------------------------------------------------------- */
 
 static const char *group_name(gid_t gid, char name[64])
 {
@@ -368,11 +380,12 @@ static void check_device(struct doctor *d, const struct stat *st)
 
 	group_name(st->st_gid, group);
 	if (mode & 07)
-		say(d, WARN, "device", "/dev/offstage has mode %04o, so every user may take memory up to limit_user: `chmod 0660`, or the udev rule "
-		    "that `make install` brings", mode);
+		say(d, WARN, "device", "/dev/offstage has mode %04o, so every user may take memory up to limit_user: "
+		    "`chmod 0660`, or the udev rule that `make install` brings", mode);
 	else if (!st->st_gid || (mode & 060) != 060)
-		say(d, WARN, "device", "/dev/offstage has mode %04o and group %s, so root alone may open it: the udev rule that `make install` "
-		    "brings gives it to the group offstage; `udevadm control --reload && udevadm trigger /dev/offstage`", mode, group);
+		say(d, WARN, "device", "/dev/offstage has mode %04o and group %s, so root alone may open it: the udev "
+		    "rule that `make install` brings gives it to the group offstage; `udevadm control --reload && "
+		    "udevadm trigger /dev/offstage`", mode, group);
 	else
 		say(d, OK, "device", "/dev/offstage, mode %04o, group %s", mode, group);
 }
@@ -401,13 +414,15 @@ static void denied(struct doctor *d, const struct stat *st)
 
 	group_name(st->st_gid, group);
 	if (group_member(st->st_gid) || !st->st_gid || !(st->st_mode & 060))
-		say(d, FAIL, "access", "this user may not open /dev/offstage, which has mode %04o and group %s: the udev rule that `make install` "
-		    "brings gives it to the group offstage", st->st_mode & 07777, group);
+		say(d, FAIL, "access", "this user may not open /dev/offstage, which has mode %04o and group %s: the "
+		    "udev rule that `make install` brings gives it to the group offstage", st->st_mode & 07777, group);
 	else if (in_database(st->st_gid, &user))
-		say(d, FAIL, "access", "%s is in the group %s, but this session began before that: log out and in again, or `newgrp %s`", user,
+		say(d, FAIL, "access", "%s is in the group %s, but this session began before that: log out and in "
+		    "again, or `newgrp %s`", user,
 		    group, group);
 	else
-		say(d, FAIL, "access", "%s isn't in the group %s: `usermod -aG %s %s`, and log in again", user, group, group, user);
+		say(d, FAIL, "access", "%s isn't in the group %s: `usermod -aG %s %s`, and log in again", user, group,
+		    group, user);
 }
 
 static void check_access(struct doctor *d, const struct stat *st)
@@ -422,17 +437,19 @@ static void check_access(struct doctor *d, const struct stat *st)
 		denied(d, st);
 		break;
 	case -EPERM:
-		say(d, FAIL, "access", "/dev/offstage may not be opened in this container or service: give it --device /dev/offstage, or "
-		    "DeviceAllow=/dev/offstage");
+		say(d, FAIL, "access", "/dev/offstage may not be opened in this container or service: give it --device "
+		    "/dev/offstage, or DeviceAllow=/dev/offstage");
 		break;
 	case -EPROTO:
-		say(d, FAIL, "access", "the module speaks ABI %u, and the library %u: load the module of this version", d->device.abi,
+		say(d, FAIL, "access", "the module speaks ABI %u, and the library %u: load the module of this version",
+		    d->device.abi,
 		    OFFSTAGE_ABI);
 		break;
 	case -ENOTTY:
 	case -ENXIO:
 	case -ENODEV:
-		say(d, FAIL, "access", "/dev/offstage is there, but isn't the loaded module's: `rm /dev/offstage && udevadm trigger`");
+		say(d, FAIL, "access", "/dev/offstage is there, but isn't the loaded module's: `rm /dev/offstage && "
+		    "udevadm trigger`");
 		break;
 	default:
 		if (fd < 0)
@@ -450,15 +467,15 @@ static void check_device_file(struct doctor *d)
 	if (!d->loaded)
 		return;
 	if (!facts_path(path, "/dev/offstage") || stat(path, &st) < 0) {
-		say(d, FAIL, "device", "there is no /dev/offstage, though the module is loaded: `udevadm trigger`, or --device /dev/offstage for a "
-		    "container");
+		say(d, FAIL, "device", "there is no /dev/offstage, though the module is loaded: `udevadm trigger`, or "
+		    "--device /dev/offstage for a container");
 		return;
 	}
 	check_device(d, &st);
 	check_access(d, &st);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void check_provider(struct doctor *d)
 {
@@ -471,7 +488,8 @@ static void check_provider(struct doctor *d)
 		say(d, WARN, "provider", "%s, though the module could be used: %s", i->provider,
 		    getenv("OFFSTAGE_PROVIDER") ? "unset OFFSTAGE_PROVIDER" : "is this library built without it?");
 	else if (!thp)
-		say(d, WARN, "provider", "%s, with base pages only: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`", i->provider);
+		say(d, WARN, "provider", "%s, with base pages only: `echo madvise > "
+		    "/sys/kernel/mm/transparent_hugepage/enabled`", i->provider);
 	else
 		say(d, OK, "provider", "%s, with transparent huge pages (%s)", i->provider, i->thp);
 }
@@ -490,10 +508,11 @@ static void check_nodes(struct doctor *d)
 		snprintf(name, sizeof(name), "node%u", node.node);
 		if (!(node.flags & OFFSTAGE_NODE_NORMAL)) {
 			movable++;
-			say(d, WARN, name, "%s of movable memory only, which can't be pinned: " FACTS_MAKE_NORMAL, SIZE(node.total));
+			say(d, WARN, name, "%s of movable memory only, which can't be pinned: " FACTS_MAKE_NORMAL,
+			    SIZE(node.total));
 		} else if (!(node.flags & OFFSTAGE_NODE_ALLOWED)) {
-			say(d, WARN, name, "outside this process's cpuset: buffers can't lie there; cpuset.mems, or AllowedMemoryNodes= in a "
-			    "service, says where they may");
+			say(d, WARN, name, "outside this process's cpuset: buffers can't lie there; cpuset.mems, or "
+			    "AllowedMemoryNodes= in a service, says where they may");
 		}
 	}
 	if (!movable)
@@ -506,15 +525,18 @@ static void check_pool(struct doctor *d, const struct facts_pool *pool)
 
 	snprintf(name, sizeof(name), "pool%u", pool->node);
 	if (pool->orphaned)
-		say(d, WARN, name, "%s of buffers that are closed are still pinned, and charged to who made them: end the process that has "
-		    "registered them with RDMA, io_uring or a GPU; they come back by themselves", SIZE(pool->orphaned));
+		say(d, WARN, name, "%s of buffers that are closed are still pinned, and charged to who made them: end "
+		    "the process that has registered them with RDMA, io_uring or a GPU; they come back by themselves",
+		    SIZE(pool->orphaned));
 	if (pool->failed)
-		say(d, WARN, name, "huge pages for %s were asked for and not to be had, since the module was loaded: reserve them at boot, by "
-		    "reserve=%u:BYTES in /etc/modprobe.d/offstage.conf", SIZE(pool->failed), pool->node);
+		say(d, WARN, name, "huge pages for %s were asked for and not to be had, since the module was loaded: "
+		    "reserve them at boot, by reserve=%u:BYTES in /etc/modprobe.d/offstage.conf", SIZE(pool->failed),
+		    pool->node);
 	if (pool->orphaned || pool->failed)
 		return;
 	if (pool->reserved)
-		say(d, OK, name, "%s reserved, %s of it free, of which %s are to be cleared", SIZE(pool->reserved), SIZE(pool->free),
+		say(d, OK, name, "%s reserved, %s of it free, of which %s are to be cleared", SIZE(pool->reserved),
+		    SIZE(pool->free),
 		    SIZE(pool->scrubbing));
 	else
 		say(d, OK, name, "nothing reserved");
@@ -530,8 +552,8 @@ static void check_pools(struct doctor *d)
 		check_pool(d, &pools[i]);
 	}
 	if (n && !d->reserved)
-		say(d, WARN, "pools", "nothing is reserved, so huge pages are found as far as memory isn't fragmented: `offstage pool grow 0:BYTES`, or "
-		    "at boot reserve=all:50%% in /etc/modprobe.d/offstage.conf");
+		say(d, WARN, "pools", "nothing is reserved, so huge pages are found as far as memory isn't fragmented: "
+		    "`offstage pool grow 0:BYTES`, or at boot reserve=all:50%% in /etc/modprobe.d/offstage.conf");
 }
 
 static bool limit(const char *name, uint64_t *bytes)
@@ -547,10 +569,12 @@ static void check_limit(struct doctor *d, const char *name, const char *whose, u
 	if (!limit(name, &bytes))
 		return;
 	if (!bytes || (d->memory && bytes > d->memory))
-		say(d, WARN, name, "%s: %s can take all memory, and the machine runs out of it: `echo BYTES > " LOADED "/parameters/%s`",
+		say(d, WARN, name, "%s: %s can take all memory, and the machine runs out of it: `echo BYTES > "
+		    "" LOADED "/parameters/%s`",
 		    bytes ? SIZE(bytes) : "none", whose, name);
 	else if (bytes < d->reserved)
-		say(d, WARN, name, "%s, and the pools hold %s, of which %s can't have more: `echo %llu > " LOADED "/parameters/%s`, or more",
+		say(d, WARN, name, "%s, and the pools hold %s, of which %s can't have more: `echo %llu > "
+		    "" LOADED "/parameters/%s`, or more",
 		    SIZE(bytes), SIZE(d->reserved), whose, (unsigned long long)d->reserved, name);
 	else if (d->usable)
 		say(d, OK, name, "%s, of which %s are in use", SIZE(bytes), SIZE(used));
@@ -574,17 +598,19 @@ static void check_process(struct doctor *d)
 	if (i->memlock_limit == UINT64_MAX)
 		say(d, OK, "locked-memory", "unlimited");
 	else
-		say(d, WARN, "locked-memory", "at most %s, %s: `ulimit -l unlimited`, LimitMEMLOCK=infinity in a service, or docker run --ulimit "
-		    "memlock=-1", SIZE(i->memlock_limit),
-		    kmod ? "which buffers don't count against, but their registration with io_uring or RDMA does" : "which buffers count against");
+		say(d, WARN, "locked-memory", "at most %s, %s: `ulimit -l unlimited`, LimitMEMLOCK=infinity in a "
+		    "service, or docker run --ulimit memlock=-1", SIZE(i->memlock_limit),
+		    kmod ? "which buffers don't count against, but their registration with io_uring or RDMA does" :
+			   "which buffers count against");
 	if (i->memory_available < (uint64_t)1 << 30)
-		say(d, WARN, "memory", "%s available (%s): free memory, or raise the limit%s", SIZE(i->memory_available), i->memory_limit,
+		say(d, WARN, "memory", "%s available (%s): free memory, or raise the limit%s",
+		    SIZE(i->memory_available), i->memory_limit,
 		    kmod ? "; what comes from the pools doesn't count" : "");
 	else
 		say(d, OK, "memory", "%s available (%s)", SIZE(i->memory_available), i->memory_limit);
 }
 
-/* ---- all of it ----------------------------------------------------------------------------------------------------------- */
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 static void check_module(struct doctor *d)
 {

@@ -88,7 +88,7 @@ bool facts_number(uint64_t *number, const char *format, ...)
 	return !*end;
 }
 
-/* ---- pools and nodes --------------------------------------------------------------------------------------------------- */
+/* ---- pools and nodes --------------------------------------------------------------------------------------------- */
 
 static int by_node(const void *a, const void *b)
 {
@@ -149,7 +149,7 @@ bool facts_node(uint32_t node, struct offstage_node_info *info)
 	return found;
 }
 
-/* ---- the device -------------------------------------------------------------------------------------------------------- */
+/* ---- the device -------------------------------------------------------------------------------------------------- */
 
 int facts_device(struct offstage_ioc_info *info)
 {

@@ -36,13 +36,13 @@ size_t facts_pools(struct facts_pool pools[FACTS_POOLS_MAX]);
 bool facts_node(uint32_t node, struct offstage_node_info *info);
 
 /*
- * Opens /dev/offstage and asks it what it is. A descriptor, or: -ENOENT, -EACCES and others of open(); -ENOTTY: it isn't
- * the module's; -EPROTO: it speaks another ABI, info->abi.
+ * Opens /dev/offstage and asks it what it is. A descriptor, or: -ENOENT, -EACCES and others of open(); -ENOTTY: it
+ * isn't the module's; -EPROTO: it speaks another ABI, info->abi.
  */
 int facts_device(struct offstage_ioc_info *info);
 
 /* How movable memory becomes memory that can be pinned. */
-#define FACTS_MAKE_NORMAL "give it normal memory with `daxctl reconfigure-device --mode=system-ram --no-movable DEVICE`, or boot with " \
-	"memhp_default_state=online_kernel"
+#define FACTS_MAKE_NORMAL "give it normal memory with `daxctl reconfigure-device --mode=system-ram --no-movable " \
+	"DEVICE`, or boot with memhp_default_state=online_kernel"
 
 #endif

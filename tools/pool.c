@@ -33,11 +33,12 @@ struct amount {
 	uint64_t bytes;
 };
 
-/* ---- show -------------------------------------------------------------------------------------------------------------- */
+/* ---- show -------------------------------------------------------------------------------------------------------- */
 
 static void print_pools(const struct facts_pool *pools, size_t n)
 {
-	printf("%4s%12s%12s%12s%12s%12s%12s\n", "node", "reserved", "free", "in use", "orphaned", "scrubbing", "failed");
+	printf("%4s%12s%12s%12s%12s%12s%12s\n", "node", "reserved", "free", "in use", "orphaned", "scrubbing",
+	       "failed");
 	for (size_t i = 0; i < n; i++)
 		printf("%4u%12s%12s%12s%12s%12s%12s\n", pools[i].node, SIZE(pools[i].reserved), SIZE(pools[i].free),
 		       SIZE(pools[i].in_use), SIZE(pools[i].orphaned), SIZE(pools[i].scrubbing), SIZE(pools[i].failed));
@@ -71,15 +72,15 @@ static int show(bool json)
 	size_t n = facts_pools(pools);
 
 	if (!n)
-		return failed("there are no pools, since the module isn't loaded: `modprobe offstage`, or let `offstage doctor` say "
-			      "what it lacks");
+		return failed("there are no pools, since the module isn't loaded: `modprobe offstage`, or let "
+			      "`offstage doctor` say what it lacks");
 	if (json)
 		return json_pools(pools, n) ? 0 : STATUS_FAILED;
 	print_pools(pools, n);
 	return 0;
 }
 
-/* ---- grow, shrink, set --------------------------------------------------------------------------------------------------- */
+/* ---- grow, shrink, set ------------------------------------------------------------------------------------------- */
 
 static int open_device(struct offstage_ioc_info *info)
 {
@@ -89,11 +90,12 @@ static int open_device(struct offstage_ioc_info *info)
 	case -ENOENT:
 	case -ENXIO:
 	case -ENODEV:
-		failed("there is no /dev/offstage, so there are no pools: `modprobe offstage`, or let `offstage doctor` say what it "
-		       "lacks");
+		failed("there is no /dev/offstage, so there are no pools: `modprobe offstage`, or let `offstage "
+		       "doctor` say what it lacks");
 		break;
 	case -EPROTO:
-		failed("/dev/offstage speaks ABI %u and this command %u: load the module of this version", info->abi, OFFSTAGE_ABI);
+		failed("/dev/offstage speaks ABI %u and this command %u: load the module of this version", info->abi,
+		       OFFSTAGE_ABI);
 		break;
 	default:
 		if (fd < 0)
@@ -112,12 +114,12 @@ static int refused(uint32_t node, uint64_t wanted, int err)
 	case ENODEV:
 		return failed("there is no node %u with memory: `offstage pool` lists those that have some", node);
 	case EOPNOTSUPP:
-		return failed("node %u has movable memory only, which can't be pinned, so it has no pool: " FACTS_MAKE_NORMAL,
-			      node);
+		return failed("node %u has movable memory only, which can't be pinned, so it has no pool: "
+			      FACTS_MAKE_NORMAL, node);
 	case ENOMEM:
 		if (facts_node(node, &info))
-			return failed("node %u: a pool of %s is more than the node has, which is %s: ask for less", node, SIZE(wanted),
-				      SIZE(info.total));
+			return failed("node %u: a pool of %s is more than the node has, which is %s: ask for less",
+				      node, SIZE(wanted), SIZE(info.total));
 		/* fallthrough */
 	default:
 		return failed("node %u: its pool can't be changed to %s (%s)", node, SIZE(wanted), strerror(err));
@@ -129,10 +131,11 @@ static int too_little(uint32_t node, uint64_t wanted, uint64_t held)
 	struct offstage_node_info info = { 0 };
 
 	facts_node(node, &info);
-	return failed("node %u: %s were wanted and the pool holds %s; the node has %s available, %s of it in huge blocks: free memory "
-		      "there, or compact it with `echo 1 > /proc/sys/vm/compact_memory`, and ask again; there is most to be had at "
-		      "boot, by reserve=%u:%lluM in /etc/modprobe.d", node, SIZE(wanted), SIZE(held), SIZE(info.available),
-		      SIZE(info.huge_free), node, (unsigned long long)wanted >> 20);
+	return failed("node %u: %s were wanted and the pool holds %s; the node has %s available, %s of it in huge "
+		      "blocks: free memory there, or compact it with `echo 1 > /proc/sys/vm/compact_memory`, and ask "
+		      "again; there is most to be had at boot, by reserve=%u:%lluM in /etc/modprobe.d", node,
+		      SIZE(wanted), SIZE(held), SIZE(info.available), SIZE(info.huge_free), node,
+		      (unsigned long long)wanted >> 20);
 }
 
 static int too_much(int fd, uint32_t node, uint64_t wanted, uint64_t held)
@@ -141,8 +144,9 @@ static int too_much(int fd, uint32_t node, uint64_t wanted, uint64_t held)
 
 	if (ioctl(fd, OFFSTAGE_IOC_NODE, &now) < 0)
 		now.reserved = now.free = 0;
-	return failed("node %u: %s were wanted and the pool holds %s; %s of it are in buffers or still pinned, and go to the "
-		      "system as they are let go: `offstage buffers` tells whose they are", node, SIZE(wanted), SIZE(held), SIZE(now.reserved - now.free));
+	return failed("node %u: %s were wanted and the pool holds %s; %s of it are in buffers or still pinned, and go "
+		      "to the system as they are let go: `offstage buffers` tells whose they are", node, SIZE(wanted),
+		      SIZE(held), SIZE(now.reserved - now.free));
 }
 
 static uint64_t target(enum action action, uint64_t reserved, uint64_t bytes)
@@ -218,7 +222,7 @@ out:
 	return status;
 }
 
-/* ---- arguments --------------------------------------------------------------------------------------------------------- */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 static bool parse_amount(const char *text, struct amount *amount)
 {
@@ -277,7 +281,7 @@ int command_pool(int argc, char **argv)
 			if (strcmp(a.name, actions[action]) == 0)
 				return change_command(action, actions[action], &a);
 		if (named || strcmp(a.name, actions[SHOW]) != 0)
-			return usage_error("pool", "'%s' isn't one of show, grow, shrink and set, or an option", a.name);
+			return usage_error("pool", "'%s' isn't show, grow, shrink or set, or an option", a.name);
 		named = true;
 	}
 	return show(json);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What `offstage doctor`, `pool` and `buffers` say in states that this machine can't be put into: below facts_root and
- * topology_root stands a tree of the test's own, in which /dev/offstage is an ordinary file, and ioctl(), getgrgid() and
- * getpwuid() are the test's, too. Each run is a process of its own.
+ * topology_root stands a tree of the test's own, in which /dev/offstage is an ordinary file, and ioctl(), getgrgid()
+ * and getpwuid() are the test's, too. Each run is a process of its own.
  */
 #include "unit.h"
 #include <fcntl.h>
@@ -30,7 +30,7 @@
 #define GROUP 4242		/* "offstage" */
 #define SOMEBODY 65534
 
-/* ---- the module, as the test wants it ----------------------------------------------------------------------------------- */
+/* ---- the module, as the test wants it ---------------------------------------------------------------------------- */
 
 static struct {
 	int info, reserve;	/* errno of the call, 0: it works */
@@ -100,7 +100,7 @@ struct passwd *getpwuid(uid_t uid)
 	return &passwd;
 }
 
-/* ---- the tree ------------------------------------------------------------------------------------------------------------ */
+/* ---- the tree ---------------------------------------------------------------------------------------------------- */
 
 static char tree[64];
 
@@ -138,8 +138,9 @@ static void put(const char *path, const char *text)
 static void put_module(const char *path, const char *built_for, const char *version, bool is_signed)
 {
 	char image[512];
-	int n = snprintf(image, sizeof(image), "\177ELF%cversion=%s%csrcversion=9.9.9%cvermagic=%s SMP preempt %c%s", 0, version, 0, 0,
-			 built_for, 0, is_signed ? "PKCS7~Module signature appended~\n" : "and nothing after it");
+	int n = snprintf(image, sizeof(image), "\177ELF%cversion=%s%csrcversion=9.9.9%cvermagic=%s SMP preempt %c%s", 0,
+			 version, 0, 0, built_for, 0,
+			 is_signed ? "PKCS7~Module signature appended~\n" : "and nothing after it");
 
 	put_bytes(path, image, (size_t)n);
 }
@@ -156,8 +157,8 @@ static void put_pool(uint32_t node, uint64_t reserved, uint64_t orphaned, uint64
 		const char *name;
 		uint64_t bytes;
 	} counts[] = {
-		{ "reserved", reserved }, { "free", reserved }, { "in_use", 0 }, { "scrubbing", 0 }, { "orphaned", orphaned },
-		{ "failed", never_got },
+		{ "reserved", reserved }, { "free", reserved }, { "in_use", 0 },
+		{ "scrubbing", 0 }, { "orphaned", orphaned }, { "failed", never_got },
 	};
 	char path[128], text[32];
 
@@ -228,7 +229,7 @@ static int tear_down(void **state)
 	return nftw(tree, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* ---- running and reading -------------------------------------------------------------------------------------------------- */
+/* ---- running and reading ----------------------------------------------------------------------------------------- */
 
 static char said[16384];
 static bool as_somebody;
@@ -300,7 +301,7 @@ static bool line_says(const char *begin, const char *words)
 		fail_msg("'%s' in:\n%s", words, said); \
 } while (0)
 
-/* ---- doctor: the file ------------------------------------------------------------------------------------------------------- */
+/* ---- doctor: the file -------------------------------------------------------------------------------------------- */
 
 static void test_no_module_at_all_is_no_failure(void **state)
 {
@@ -414,7 +415,7 @@ static void test_versions_that_differ_are_a_warning(void **state)
 	SAYS("WARN  loaded ", "rmmod offstage && modprobe offstage");
 }
 
-/* ---- doctor: who may load it -------------------------------------------------------------------------------------------------- */
+/* ---- doctor: who may load it ------------------------------------------------------------------------------------- */
 
 static void test_unsigned_module_fails_where_signatures_are_enforced(void **state)
 {
@@ -478,7 +479,7 @@ static void test_secure_boot_is_told(void **state)
 	SAYS("OK    lockdown ", "Secure Boot: unknown");
 }
 
-/* ---- doctor: the device ------------------------------------------------------------------------------------------------------- */
+/* ---- doctor: the device ------------------------------------------------------------------------------------------ */
 
 static void test_missing_device_fails(void **state)
 {
@@ -537,7 +538,7 @@ static void test_file_that_is_not_the_modules_fails(void **state)
 	SAYS("FAIL  access ", "isn't the loaded module's");
 }
 
-/* ---- doctor: memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- doctor: memory ---------------------------------------------------------------------------------------------- */
 
 static void test_movable_node_is_a_warning_with_the_remedy(void **state)
 {
@@ -643,7 +644,7 @@ static void test_doctor_json_has_the_same_verdicts(void **state)
 	assert_non_null(strstr(said, "\"failed\": 1"));
 }
 
-/* ---- pool ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- pool -------------------------------------------------------------------------------------------------------- */
 
 static void test_pools_are_shown_by_node(void **state)
 {
@@ -685,7 +686,7 @@ static void test_pool_grows_shrinks_and_is_set(void **state)
 	SAYS("node 0: ", "0 B reserved, 64 MiB before");
 	assert_int_equal(RUN(pool, "set", "0:1G"), 0);
 	SAYS("node 0: ", "1 GiB reserved, 64 MiB before");
-	/* A list as the module's parameter has it, and every node that has a pool; that of node 5 has lost its memory. */
+	/* A list as the module's parameter has it, and every node that has a pool; node 5 has lost its memory. */
 	put_pool(5, 0, 0, 0);
 	assert_int_equal(RUN(pool, "grow", "0:2M,0:2M", "all:2M"), 0);
 	SAYS("node 0: ", "70 MiB reserved, 68 MiB before");
@@ -737,7 +738,8 @@ static void test_pool_that_cannot_be_changed_is_a_sentence(void **state)
 
 static void test_amounts_that_are_none_are_refused_before_anything_is_changed(void **state)
 {
-	static char *const wrong[] = { "0", "0:", ":2M", "x:2M", "0:2X", "0:80%", "-1:2M", "4294967295:2M", "0:2M,", "0:2M,1", "all" };
+	static char *const wrong[] = { "0", "0:", ":2M", "x:2M", "0:2X", "0:80%", "-1:2M", "4294967295:2M", "0:2M,",
+				       "0:2M,1", "all" };
 
 	(void)state;
 	put_loaded();
@@ -750,7 +752,7 @@ static void test_amounts_that_are_none_are_refused_before_anything_is_changed(vo
 	assert_int_equal(RUN(pool, "grow"), STATUS_USAGE);
 }
 
-/* ---- buffers ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
 #define HEADING "bytes huge from_pool references uid pid nodes comm\n"
 
@@ -761,7 +763,8 @@ static void test_buffers_are_listed_with_their_owners(void **state)
 		  "4096 0 0 1 0 7 1:4096 \n");
 	assert_int_equal(RUN(buffers), 0);
 	SAYS("       bytes", "command");
-	SAYS("       6 MiB       4 MiB       2 MiB     3    1000      42  python3 train\\x0a\\x5c ", "0: 4 MiB, 12: 2 MiB");
+	SAYS("       6 MiB       4 MiB       2 MiB     3    1000      42  python3 train\\x0a\\x5c ",
+	     "0: 4 MiB, 12: 2 MiB");
 	SAYS("       4 KiB         0 B         0 B     1       0       7  ", "1: 4 KiB");
 	assert_int_equal(RUN(buffers, "--json"), 0);
 	assert_non_null(strstr(said, "\"comm\": \"python3 train\\\\x0a\\\\x5c\""));

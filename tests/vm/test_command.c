@@ -52,7 +52,8 @@ static int run(uid_t uid, const char *arguments)
 #define GIVES(status, uid, arguments, words) do { \
 	int status_ = run(uid, arguments); \
 	if (status_ != (status) || !strstr(said, words)) \
-		fail_msg("offstage %s: status %d and not %d, or no '%s' in:\n%s", arguments, status_, status, words, said); \
+		fail_msg("offstage %s: status %d and not %d, or no '%s' in:\n%s", arguments, status_, status, words, \
+			 said); \
 } while (0)
 
 static int buffer_from_pool(int device, uint64_t bytes)
@@ -70,7 +71,7 @@ static int buffer_from_pool(int device, uint64_t bytes)
 	return fd;
 }
 
-/* ---- pool --------------------------------------------------------------------------------------------------------------------- */
+/* ---- pool -------------------------------------------------------------------------------------------------------- */
 
 static void test_pool_grows_shrinks_and_shows_it(void **unused)
 {
@@ -161,7 +162,7 @@ static void test_pool_that_cannot_be_is_a_sentence(void **unused)
 	assert_int_equal(on_all_nodes("reserved"), 0);
 }
 
-/* ---- buffers --------------------------------------------------------------------------------------------------------------------- */
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
 static void test_buffers_names_owner_and_nodes_whatever_the_owner_calls_itself(void **unused)
 {
@@ -188,7 +189,7 @@ static void test_buffers_names_owner_and_nodes_whatever_the_owner_calls_itself(v
 	GIVES(0, 0, "pool set 0:0", "node 0: 0 B reserved");
 }
 
-/* ---- doctor ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- doctor ------------------------------------------------------------------------------------------------------ */
 
 static void test_doctor_finds_the_module_at_work(void **unused)
 {
