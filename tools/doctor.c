@@ -185,6 +185,22 @@ static void read_module(struct module_file *file)
 	munmap(image, size);
 }
 
+static bool asked_at_boot(void)
+{
+	char path[FACTS_PATH_MAX], *line = NULL;
+	FILE *file = facts_path(path, AT_BOOT) ? fopen(path, "re") : NULL;
+	bool asked = false;
+	size_t size = 0;
+
+	/* The example that comes with the module has it commented out. */
+	while (file && !asked && getline(&line, &size, file) > 0)
+		asked = strcmp(line, "offstage\n") == 0 || strcmp(line, "offstage") == 0;
+	free(line);
+	if (file)
+		fclose(file);
+	return asked;
+}
+
 /* The newest version that dkms was given, by name. */
 static bool dkms_version(char *version, size_t room)
 {
@@ -218,27 +234,26 @@ static void check_missing(struct doctor *d)
 	bool dkms = dkms_version(version, sizeof(version)), other = find_placed("*", elsewhere);
 	char headers[192] = "";
 
-	d->wanted = dkms || other || facts_exist(AT_BOOT);
+	d->wanted = dkms || other || asked_at_boot();
 	if (!facts_exist("/lib/modules/%s/build", d->release))
 		snprintf(headers, sizeof(headers), "`apt install linux-headers-%s`, and then ", d->release);
 	if (dkms)
 		say(d, unloadable(d), "installed", "dkms has version %s, but no build of it for this kernel, %s: "
-		    "%s`dkms install offstage/%s -k %s`; %s/%s/build/make.log has the messages of a build that failed",
-		    version, d->release, headers, version, d->release,
-		    DKMS, version);
+		    "%s`dkms install offstage/%s -k %s`; " DKMS "/%s/build/make.log has the messages of a build that "
+		    "failed", version, d->release, headers, version, d->release, version);
 	else if (other)
 		say(d, unloadable(d), "installed", "%s is for another kernel, and there is none for this one, %s: "
 		    "%sbuild it with dkms, which follows the kernel, or with `make modules`",
 		    elsewhere + strlen(facts_root), d->release, headers);
 	else if (d->loaded)
 		say(d, WARN, "installed", "no, it was loaded from elsewhere and won't be there after the next boot: "
-		    "`make install` puts it in place");
+		    "install it with dkms, or with `make install-module`");
 	else if (d->wanted)
 		say(d, FAIL, "installed", "no, though " AT_BOOT " asks for it: %sbuild it with dkms, or remove that "
 		    "file", headers);
 	else
-		say(d, WARN, "installed", "no, for no kernel; the library does without, with less: the README's \"The "
-		    "kernel module\" tells how");
+		say(d, WARN, "installed", "no, for no kernel; the library does without, with less: %s`dkms install "
+		    "offstage/%s`, after `make install` has brought its sources", headers, offstage_version());
 }
 
 static void check_installed(struct doctor *d)
@@ -373,6 +388,9 @@ static const char *group_name(gid_t gid, char name[64])
 	return name;
 }
 
+#define GIVE_TO_GROUP "the udev rule that `make install` brings gives it to the group offstage, after " \
+	"`systemd-sysusers && udevadm control --reload && udevadm trigger /dev/offstage`"
+
 static void check_device(struct doctor *d, const struct stat *st)
 {
 	unsigned int mode = st->st_mode & 07777;
@@ -383,9 +401,8 @@ static void check_device(struct doctor *d, const struct stat *st)
 		say(d, WARN, "device", "/dev/offstage has mode %04o, so every user may take memory up to limit_user: "
 		    "`chmod 0660`, or the udev rule that `make install` brings", mode);
 	else if (!st->st_gid || (mode & 060) != 060)
-		say(d, WARN, "device", "/dev/offstage has mode %04o and group %s, so root alone may open it: the udev "
-		    "rule that `make install` brings gives it to the group offstage; `udevadm control --reload && "
-		    "udevadm trigger /dev/offstage`", mode, group);
+		say(d, WARN, "device", "/dev/offstage has mode %04o and group %s, so root alone may open it: "
+		    GIVE_TO_GROUP, mode, group);
 	else
 		say(d, OK, "device", "/dev/offstage, mode %04o, group %s", mode, group);
 }
@@ -414,8 +431,8 @@ static void denied(struct doctor *d, const struct stat *st)
 
 	group_name(st->st_gid, group);
 	if (group_member(st->st_gid) || !st->st_gid || !(st->st_mode & 060))
-		say(d, FAIL, "access", "this user may not open /dev/offstage, which has mode %04o and group %s: the "
-		    "udev rule that `make install` brings gives it to the group offstage", st->st_mode & 07777, group);
+		say(d, FAIL, "access", "this user may not open /dev/offstage, which has mode %04o and group %s: "
+		    GIVE_TO_GROUP, st->st_mode & 07777, group);
 	else if (in_database(st->st_gid, &user))
 		say(d, FAIL, "access", "%s is in the group %s, but this session began before that: log out and in "
 		    "again, or `newgrp %s`", user,

@@ -388,7 +388,9 @@ static void test_module_that_modprobe_does_not_know_fails(void **state)
 static void test_module_that_is_wanted_at_boot_and_not_there_fails(void **state)
 {
 	(void)state;
-	put("/etc/modules-load.d/offstage.conf", "offstage\n");
+	put("/etc/modules-load.d/offstage.conf", "# an example\n#offstage\n");
+	assert_int_equal(RUN(doctor), 0);
+	put("/etc/modules-load.d/offstage.conf", "# an example\noffstage\n");
 	assert_int_equal(RUN(doctor), STATUS_FAILED);
 	SAYS("FAIL  installed ", "/etc/modules-load.d/offstage.conf asks for it");
 }
