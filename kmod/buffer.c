@@ -351,6 +351,7 @@ static const struct file_operations buffer_fops = {
 	.mmap = buffer_mmap,
 	.get_unmapped_area = thp_get_unmapped_area,
 	.unlocked_ioctl = buffer_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
 	.llseek = noop_llseek,
 };
 

@@ -69,6 +69,7 @@ static const struct file_operations device_fops = {
 	.mmap = device_mmap,
 	.get_unmapped_area = thp_get_unmapped_area,
 	.unlocked_ioctl = device_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
 	.llseek = noop_llseek,
 };
 

@@ -49,6 +49,41 @@ static void test_structs_of_other_versions_are_taken(void **unused)
 	close(device);
 }
 
+#ifdef __x86_64__
+/* ioctl() as a 32-bit process calls it; the pointer has 32 bits, too. */
+static int ioctl_32(int fd, unsigned int cmd, void *at)
+{
+	int ret;
+
+	__asm__ volatile("int $0x80" : "=a"(ret) : "a"(54), "b"(fd), "c"(cmd), "d"((uint32_t)(uintptr_t)at)
+			 : "memory", "r8", "r9", "r10", "r11");
+	return ret;
+}
+
+static void test_process_of_32_bits_makes_the_same_calls(void **unused)
+{
+	int status;
+
+	(void)unused;
+	if (fork() == 0) {
+		int device = open("/dev/offstage", O_RDWR);
+		struct offstage_ioc_create *c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+		struct offstage_ioc_info *info = (void *)(c + 1);
+
+		*c = creation(HUGE + 5);
+		*info = (struct offstage_ioc_info){ .size = sizeof(*info) };
+		if (ioctl_32(device, OFFSTAGE_IOC_CREATE, c) || ioctl_32(device, OFFSTAGE_IOC_INFO, info))
+			_exit(1);
+		_exit(info->used_file != HUGE + 4096 || info->abi != OFFSTAGE_ABI);
+	}
+	wait(&status);
+	if (WIFSIGNALED(status))
+		SKIP("this kernel runs no 32-bit processes");
+	assert_int_equal(WEXITSTATUS(status), 0);
+	assert_all_is_free();
+}
+#endif
+
 static void test_bad_calls_are_refused_and_leave_nothing(void **unused)
 {
 	int device = device_open(), buffer;
@@ -577,6 +612,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_info_says_abi_features_and_limits),
 		cmocka_unit_test(test_structs_of_other_versions_are_taken),
+#ifdef __x86_64__
+		cmocka_unit_test(test_process_of_32_bits_makes_the_same_calls),
+#endif
 		cmocka_unit_test(test_bad_calls_are_refused_and_leave_nothing),
 		cmocka_unit_test(test_answer_that_cannot_be_written_leaves_nothing),
 		cmocka_unit_test(test_buffer_is_a_file_of_its_size_and_costs_no_more),
