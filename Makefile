@@ -189,7 +189,8 @@ check-dkms:
 
 # Needs a kernel with offstage.ko loaded: `scripts/vm --kernel 6.12 make check-kmod`, which makes kmod-tests before, since
 # nothing is compiled in there. The unit tests run on the provider `kmod` then.
-VM_TESTS := $(patsubst tests/vm/%.c,$(BUILD)/vm-tests/%,$(wildcard tests/vm/*.c))
+# The fuzzer leaves its mark in the counts, and comes last.
+VM_TESTS := $(patsubst tests/vm/%.c,$(BUILD)/vm-tests/%,$(filter-out %/fuzz.c,$(wildcard tests/vm/*.c)) tests/vm/fuzz.c)
 $(BUILD)/vm-tests/%: tests/vm/%.c include/uapi/linux/offstage.h
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -D_GNU_SOURCE $(CFLAGS) -MMD -MP -o $@ $< -lcmocka -lnuma -luring

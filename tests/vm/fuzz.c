@@ -536,6 +536,7 @@ int main(int argc, char **argv)
 	static const char *const names[] = { "limit_user", "limit_file", "limit_node", "limit_all" };
 	uint64_t seed = 1, rounds = 300, processes = 4, before[4], done = 0, killed = 0, died = 0;
 	pid_t worker[PROCESSES_MAX], governor;
+	struct stat node;
 	char path[96], text[32];
 
 	for (int i = 1; i + 1 < argc; i += 2) {
@@ -552,6 +553,8 @@ int main(int argc, char **argv)
 	}
 	printf("# fuzz --seed %llu --rounds %llu --processes %llu\n", (unsigned long long)seed, (unsigned long long)rounds,
 	       (unsigned long long)processes);
+	if (stat("/dev/offstage", &node))
+		return fprintf(stderr, "fuzz: /dev/offstage: %s\n", strerror(errno)), 1;
 	chmod("/dev/offstage", 0666);
 	for (int i = 0; i < 4; i++) {
 		snprintf(path, sizeof(path), "/sys/module/offstage/parameters/%s", names[i]);
@@ -593,6 +596,7 @@ int main(int argc, char **argv)
 		snprintf(text, sizeof(text), "%llu", (unsigned long long)before[i]);
 		write_text(path, text);
 	}
+	chmod("/dev/offstage", node.st_mode & 07777);
 	printf("# %llu processes ended, %llu of them killed\n", (unsigned long long)done, (unsigned long long)killed);
 	verdict(died == 0, "test_nobody_dies_but_by_the_kills", "these did:", died);
 	verdict(falls_to_zero("in_use") == 0, "test_all_buffers_are_freed", "bytes in use:", on_all_nodes("in_use"));
