@@ -26,7 +26,8 @@
 
 #define OFFSTAGE_FS_MAGIC 0x6f666673	/* "offs" */
 
-static struct vfsmount *mount;
+static struct vfsmount *mount;	/* while a device is open */
+static int pins;
 static LIST_HEAD(buffers);
 static DEFINE_MUTEX(buffers_lock);	/* guards the list */
 
@@ -128,6 +129,9 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 	if (!slot->base)
 		return -ENOMEM;
 	for (k = 0; k < slot->n_base; k++) {
+		/* A task that is being killed for want of memory may take the last reserves, and mustn't. */
+		if (fatal_signal_pending(current))
+			return -EINTR;
 		page = take(request, i, filling, false, NULL);
 		if (IS_ERR(page))
 			return PTR_ERR(page);
@@ -224,6 +228,10 @@ struct file *buffer_create(struct session *session, const struct buffer_request 
 		ret = fill_buffer(buffer, request);
 	if (ret == -EDQUOT)
 		*limit = OFFSTAGE_IOC_LIMIT_NODE;
+	if (ret == -EUSERS) {
+		*limit = OFFSTAGE_IOC_LIMIT_ALL;
+		ret = -EDQUOT;
+	}
 	file = ret ? ERR_PTR(ret) : make_file(buffer);
 	if (IS_ERR(file)) {
 		trace_offstage_refuse(request->bytes, PTR_ERR(file), *limit);
@@ -412,23 +420,28 @@ static int init_fs_context(struct fs_context *fc)
 	if (!pseudo)
 		return -ENOMEM;
 	pseudo->dops = &dentry_ops;
+	fc->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
 	return 0;
 }
 
-/* No .owner: kern_mount() would hold a reference to this very module, and it could never be unloaded. */
+/*
+ * Whoever looks at a buffer's path (an O_PATH descriptor, a reader of /proc) holds the mount and not the file, and calls
+ * into this module by it: the superblock has a reference to the module. A mount that were always there would hold it for
+ * ever; so there is one while a device is open, and for as long as its buffers' paths are held.
+ */
 static struct file_system_type file_system = {
+	.owner = THIS_MODULE,
 	.name = "offstage",
 	.init_fs_context = init_fs_context,
 	.kill_sb = kill_anon_super,
 };
 
-int buffers_init(void)
+int buffers_pin(void)
 {
-	mount = kern_mount(&file_system);
-	return PTR_ERR_OR_ZERO(mount);
+	return simple_pin_fs(&file_system, &mount, &pins);
 }
 
-void buffers_exit(void)
+void buffers_unpin(void)
 {
-	kern_unmount(mount);
+	simple_release_fs(&mount, &pins);
 }

@@ -110,6 +110,8 @@ static long run_create(struct file *file, struct call *call)
 	struct file *buffer;
 	int fd, ret;
 
+	if (!(file->f_mode & FMODE_WRITE))
+		return -EPERM;
 	if (create->flags & ~(OFFSTAGE_IOC_CREATE_CLOEXEC | OFFSTAGE_IOC_CREATE_POOL_ONLY))
 		return -EINVAL;
 	if (!create->bytes || create->huge > OFFSTAGE_IOC_HUGE_NEVER || create->reserved)
@@ -149,7 +151,7 @@ static long run_reserve(struct file *file, struct call *call)
 {
 	s64 held;
 
-	if (!capable(CAP_SYS_ADMIN))
+	if (!capable(CAP_SYS_ADMIN) || !(file->f_mode & FMODE_WRITE))
 		return -EPERM;
 	if (call->reserve.node >= MAX_NUMNODES)
 		return -ENODEV;

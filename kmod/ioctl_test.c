@@ -84,6 +84,7 @@ struct caller {
 static void close_device(void *session)
 {
 	session_put(session);
+	buffers_unpin();
 }
 
 static void close_buffer(void *file)
@@ -118,6 +119,8 @@ static struct caller *caller_of(struct kunit *test)
 	caller->memory = kunit_vm_mmap(test, NULL, 0, ROOM, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | MAP_PRIVATE, 0);
 	KUNIT_ASSERT_NE(test, caller->memory, 0);
 	KUNIT_ASSERT_EQ(test, vm_munmap(caller->memory + ROOM - PAGE_SIZE, PAGE_SIZE), 0);
+	caller->device.f_mode = FMODE_READ | FMODE_WRITE;
+	KUNIT_ASSERT_EQ(test, buffers_pin(), 0);
 	caller->device.private_data = session_create();
 	KUNIT_ASSERT_NOT_NULL(test, caller->device.private_data);
 	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, close_device, caller->device.private_data), 0);

@@ -6,6 +6,7 @@
 #include <linux/atomic.h>
 #include <linux/cred.h>
 #include <linux/slab.h>
+#include <linux/user_namespace.h>
 #include "offstage.h"
 
 u64 limit_file, limit_user = LIMIT_DEFAULT, limit_node, limit_all = LIMIT_DEFAULT;
@@ -22,11 +23,23 @@ static LIST_HEAD(accounts);
 static DEFINE_SPINLOCK(lock);	/* guards accounts, their fields, and used_all; sessions' used is changed under it */
 static u64 used_all;
 
+/* The uids of a namespace that a user made are that user's: each of them would have a limit of its own. Root's aren't. */
+static kuid_t account_owner(void)
+{
+	struct user_namespace *ns;
+	kuid_t uid = current_uid();
+
+	for (ns = current_user_ns(); ns->parent; ns = ns->parent)
+		if (!uid_eq(ns->owner, GLOBAL_ROOT_UID))
+			uid = ns->owner;
+	return uid;
+}
+
 struct session *session_create(void)
 {
 	struct session *session = kzalloc(sizeof(*session), GFP_KERNEL_ACCOUNT);
 	struct account *fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT), *account;
-	kuid_t uid = current_uid();
+	kuid_t uid = account_owner();
 
 	if (!session || !fresh) {
 		kfree(session);

@@ -20,11 +20,11 @@ MODULE_PARM_DESC(reserve, "huge pages to hold from the start: 0:64G,1:64G or all
 /* Bytes with a suffix: 64G. */
 static int set_bytes(const char *text, const struct kernel_param *param)
 {
-	char *end;
-	u64 bytes = memparse(text, &end);
+	u64 bytes;
+	int ret = people_bytes(text, &bytes);
 
-	if (end == text || *skip_spaces(end))
-		return -EINVAL;
+	if (ret)
+		return ret;
 	WRITE_ONCE(*(u64 *)param->arg, bytes);
 	return 0;
 }
@@ -47,13 +47,21 @@ MODULE_PARM_DESC(limit_all, "bytes of all buffers; 0: no limit; default: seven e
 
 static int device_open(struct inode *inode, struct file *file)
 {
+	int ret = buffers_pin();
+
+	if (ret)
+		return ret;
 	file->private_data = session_create();
-	return file->private_data ? 0 : -ENOMEM;
+	if (file->private_data)
+		return 0;
+	buffers_unpin();
+	return -ENOMEM;
 }
 
 static int device_release(struct inode *inode, struct file *file)
 {
 	session_put(file->private_data);
+	buffers_unpin();
 	return 0;
 }
 
@@ -97,9 +105,6 @@ static int __init offstage_init(void)
 	ret = pools_init();
 	if (ret)
 		return ret;
-	ret = buffers_init();
-	if (ret)
-		goto no_buffers;
 	ret = alloc_chrdev_region(&number, 0, 1, "offstage");
 	if (ret)
 		goto no_number;
@@ -108,13 +113,7 @@ static int __init offstage_init(void)
 		goto no_class;
 	ret = pools_fill(reserve);
 	if (ret)
-		goto no_pools;
-	/* The device comes last: who can open it finds everything there. */
-	cdev_init(&cdev, &device_fops);
-	cdev.owner = THIS_MODULE;
-	ret = cdev_add(&cdev, number, 1);
-	if (ret)
-		goto no_cdev;
+		goto no_device;
 	device = device_create(&offstage_class, NULL, number, NULL, "offstage");
 	if (IS_ERR(device)) {
 		ret = PTR_ERR(device);
@@ -123,32 +122,34 @@ static int __init offstage_init(void)
 	ret = people_init(device);
 	if (ret)
 		goto no_sysfs;
+	/* Last: who can open it finds everything there, and a failure after that would leave him with nothing. */
+	cdev_init(&cdev, &device_fops);
+	cdev.owner = THIS_MODULE;
+	ret = cdev_add(&cdev, number, 1);
+	if (ret)
+		goto no_cdev;
 	pr_info("offstage: " VERSION ", ABI %d\n", OFFSTAGE_ABI);
 	return 0;
+no_cdev:
+	people_exit();
 no_sysfs:
 	device_destroy(&offstage_class, number);
 no_device:
-	cdev_del(&cdev);
-no_cdev:
-no_pools:
 	class_unregister(&offstage_class);
 no_class:
 	unregister_chrdev_region(number, 1);
 no_number:
-	buffers_exit();
-no_buffers:
 	pools_exit();
 	return ret;
 }
 
 static void __exit offstage_exit(void)
 {
+	cdev_del(&cdev);
 	people_exit();
 	device_destroy(&offstage_class, number);
-	cdev_del(&cdev);
 	class_unregister(&offstage_class);
 	unregister_chrdev_region(number, 1);
-	buffers_exit();
 	pools_exit();
 	pr_info("offstage: unloaded\n");
 }

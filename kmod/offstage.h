@@ -64,7 +64,7 @@ void pool_counts(int node, struct pool_counts *counts);
 
 /*
  * A cleared huge page of the node: from the pool, else from the system unless pool_only. ERR_PTR: -ENOMEM when there is
- * none (without `hard`, memory isn't compacted for it), -EDQUOT for the node's limit.
+ * none (without `hard`, memory isn't compacted for it), -EDQUOT for the node's limit, -EUSERS for that of all.
  */
 struct page *pool_take(int node, bool pool_only, bool hard, bool *from_pool);
 /* A cleared base page of the node, from the system. The same errors. */
@@ -124,8 +124,9 @@ struct buffer {
 	char comm[TASK_COMM_LEN];
 };
 
-int buffers_init(void);
-void buffers_exit(void);
+/* Buffers can be made between the two: an open device has its pin. */
+int buffers_pin(void);
+void buffers_unpin(void);
 /* A new buffer as a file with one reference, or an error; limit says which with -EDQUOT. */
 struct file *buffer_create(struct session *session, const struct buffer_request *request, u32 *limit);
 struct buffer *buffer_of(struct file *file);	/* NULL: the file isn't one */
@@ -144,6 +145,8 @@ long buffer_ioctl(struct file *file, unsigned int cmd, unsigned long arg);
 
 /* ---- sysfs.c ---- */
 
+/* "64G", and white space: bytes. 0, or -EINVAL. */
+int people_bytes(const char *text, u64 *bytes);
 int people_init(struct device *device);
 void people_exit(void);
 

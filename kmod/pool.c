@@ -27,6 +27,7 @@
 #include "trace.h"
 
 #define FILLERS_PER_NODE 4	/* clearing saturates a node's memory with a few */
+#define SCRUB_BATCH 8		/* pages; who waits for the scrubber waits for no more of them */
 
 struct pool {
 	int node;
@@ -48,6 +49,7 @@ struct pool {
 #define ORPHAN_FROM_POOL 1ul
 
 static struct pool *pools[MAX_NUMNODES];
+static struct workqueue_struct *works;	/* unbound: a work runs on the CPUs of its node */
 
 static void clear_page_whole(struct page *page)
 {
@@ -105,10 +107,10 @@ static void scrub(struct work_struct *work)
 	struct pool *pool = container_of(work, struct pool, scrub);
 	unsigned long n = 0;
 	struct page *page;
-	bool failed;
+	bool failed, more;
 
 	spin_lock(&pool->lock);
-	while ((page = first(&pool->dirty))) {
+	while (n < SCRUB_BATCH && (page = first(&pool->dirty))) {
 		list_del(&page_folio(page)->lru);
 		spin_unlock(&pool->lock);
 		failed = has_failed(page);
@@ -124,9 +126,12 @@ static void scrub(struct work_struct *work)
 			list_add(&page_folio(page)->lru, &pool->clean);
 		}
 	}
+	more = !list_empty(&pool->dirty);
 	spin_unlock(&pool->lock);
 	if (n)
 		trace_offstage_scrub(pool->node, n);
+	if (more)
+		queue_work_node(pool->node, works, &pool->scrub);
 }
 
 /* ---- taking and giving ---- */
@@ -187,12 +192,29 @@ again:
 	return page;
 }
 
-/* A page for a buffer from the system, within the node's limit. */
+/* Bytes that are the system's no more: of pools, and of buffers beside them. Others change it meanwhile. */
+static u64 taken_from_system(void)
+{
+	u64 sum = 0;
+	int node;
+
+	for_each_node(node)
+		sum += ((u64)READ_ONCE(pools[node]->held) << PMD_SHIFT) + READ_ONCE(pools[node]->from_system);
+	return sum;
+}
+
+/*
+ * A page for a buffer from the system, within the node's limit; and within that of all, in which pools count here: what
+ * they hold and nobody uses is as little there for the rest of the machine.
+ */
 static struct page *take_from_system(struct pool *pool, unsigned int order, bool hard)
 {
 	u64 bytes = PAGE_SIZE << order, limit = READ_ONCE(limit_node);
+	u64 all = READ_ONCE(limit_all);
 	struct page *page;
 
+	if (all && taken_from_system() + bytes > all)
+		return ERR_PTR(-EUSERS);
 	spin_lock(&pool->lock);
 	if (limit && pool->from_system + bytes > limit) {
 		spin_unlock(&pool->lock);
@@ -267,9 +289,9 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 	}
 	spin_unlock(&pool->lock);
 	if (orphan)
-		queue_delayed_work(system_unbound_wq, &pool->reap, HZ);
+		queue_delayed_work(works, &pool->reap, HZ);
 	else if (kept)
-		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
+		queue_work_node(pool->node, works, &pool->scrub);
 	else if (!failed)
 		put_page(page);
 	return !orphan;
@@ -288,7 +310,7 @@ static void end_orphan(struct pool *pool, struct page *page)
 	kept = take_back(pool, page, bytes, from_pool, failed);
 	spin_unlock(&pool->lock);
 	if (kept)
-		queue_work_node(pool->node, system_unbound_wq, &pool->scrub);
+		queue_work_node(pool->node, works, &pool->scrub);
 	else if (!failed)
 		put_page(page);
 	limits_uncharge(session, bytes);
@@ -317,7 +339,7 @@ static void reap(struct work_struct *work)
 	more = !list_empty(&pool->orphans);
 	spin_unlock(&pool->lock);
 	if (more)
-		queue_delayed_work(system_unbound_wq, &pool->reap, HZ);
+		queue_delayed_work(works, &pool->reap, HZ);
 }
 
 /* ---- size ---- */
@@ -416,7 +438,7 @@ static int grow(const nodemask_t *nodes)
 			fillers[n].stop = &stop;
 			init_completion(&fillers[n].done);
 			INIT_WORK(&fillers[n].work, fill);
-			queue_work_node(node, system_unbound_wq, &fillers[n].work);
+			queue_work_node(node, works, &fillers[n].work);
 		}
 	}
 	for (i = 0; i < n; i++)
@@ -550,6 +572,9 @@ int pools_init(void)
 {
 	int node;
 
+	works = alloc_workqueue("offstage", WQ_UNBOUND, 0);
+	if (!works)
+		return -ENOMEM;
 	for_each_node(node) {
 		struct pool *pool = kzalloc(sizeof(*pool), GFP_KERNEL);
 
@@ -591,4 +616,5 @@ void pools_exit(void)
 		kfree(pool);
 		pools[node] = NULL;
 	}
+	destroy_workqueue(works);
 }

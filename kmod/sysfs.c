@@ -3,6 +3,7 @@
  * For people: /sys/class/offstage/offstage/node<N>/ has each pool's numbers in bytes, of which `reserved` can be
  * written; /sys/kernel/debug/offstage/buffers lists the buffers. Limits are the module's parameters.
  */
+#include <linux/capability.h>
 #include <linux/debugfs.h>
 #include <linux/device.h>
 #include <linux/kobject.h>
@@ -18,6 +19,17 @@ static struct kobject *directories[MAX_NUMNODES];
 static DEFINE_MUTEX(directories_lock);	/* memory comes online at any time */
 static struct device *parent;
 static struct dentry *debug;
+
+int people_bytes(const char *text, u64 *bytes)
+{
+	char *end;
+
+	*bytes = memparse(text, &end);
+	if (end == text || *skip_spaces(end))
+		return -EINVAL;
+	/* memparse() doesn't tell overflow; the one that would lift a limit begins with another digit. */
+	return *bytes || *text == '0' ? 0 : -EINVAL;
+}
 
 static int node_of(struct kobject *kobj)
 {
@@ -48,10 +60,11 @@ static ssize_t reserved_store(struct kobject *kobj, struct kobj_attribute *attr,
 {
 	u64 bytes;
 	s64 held;
-	char *end;
 
-	bytes = memparse(in, &end);
-	if (end == in || *skip_spaces(end))
+	/* As for the call: root of a container may have /sys. */
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	if (people_bytes(in, &bytes))
 		return -EINVAL;
 	held = pool_resize(node_of(kobj), bytes);
 	if (held < 0)

@@ -601,7 +601,7 @@ int main(int argc, char **argv)
 	verdict(died == 0, "test_nobody_dies_but_by_the_kills", "these did:", died);
 	verdict(falls_to_zero("in_use") == 0, "test_all_buffers_are_freed", "bytes in use:", on_all_nodes("in_use"));
 	verdict(falls_to_zero("orphaned") == 0, "test_all_pins_are_gone", "bytes orphaned:", on_all_nodes("orphaned"));
-	for (int node = 0; node < 3; node++) {
+	for (int node = 0; node < 8; node++) {
 		snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d/reserved", node);
 		write_text(path, "0");
 	}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The module's promises: the ABI, buffers and their life, pools, limits. See module.h. */
+#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -70,6 +71,7 @@ static void test_process_of_32_bits_makes_the_same_calls(void **unused)
 		struct offstage_ioc_create *c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
 		struct offstage_ioc_info *info = (void *)(c + 1);
 
+		signal(SIGSEGV, SIG_DFL);	/* of a kernel without such calls; cmocka would catch it */
 		*c = creation(HUGE + 5);
 		*info = (struct offstage_ioc_info){ .size = sizeof(*info) };
 		if (ioctl_32(device, OFFSTAGE_IOC_CREATE, c) || ioctl_32(device, OFFSTAGE_IOC_INFO, info))
@@ -257,6 +259,39 @@ static void test_module_stays_while_a_buffer_lives(void **unused)
 	data[0] = 1;
 	munmap(data, HUGE);
 	assert_all_is_free();
+}
+
+static void test_module_stays_while_a_buffers_path_is_held(void **unused)
+{
+	int device = device_open(), fd = make(device, HUGE), path;
+	char name[64], link[64];
+
+	(void)unused;
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+	path = open(name, O_PATH | O_CLOEXEC);
+	assert_true(path >= 0);
+	close(fd);
+	close(device);
+	assert_all_is_free();	/* the buffer is gone; its name isn't, and is told by the module */
+	assert_int_equal(syscall(SYS_delete_module, "offstage", O_NONBLOCK), -1);
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", path);
+	assert_true(readlink(name, link, sizeof(link)) > 0);
+	close(path);
+}
+
+static void test_descriptor_for_reading_makes_nothing(void **unused)
+{
+	int device = open("/dev/offstage", O_RDONLY | O_CLOEXEC);
+	struct offstage_ioc_create c = creation(HUGE);
+	struct offstage_ioc_reserve r = { .size = sizeof(r), .bytes = HUGE };
+	struct offstage_ioc_info info = { .size = sizeof(info) };
+
+	(void)unused;
+	assert_int_equal(create(device, &c), -EPERM);
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_RESERVE, &r), -1);
+	assert_int_equal(errno, EPERM);
+	assert_int_equal(ioctl(device, OFFSTAGE_IOC_INFO, &info), 0);
+	close(device);
 }
 
 static void test_what_a_mapping_may_not_be_is_refused(void **unused)
@@ -529,6 +564,91 @@ static void test_limits_hold_and_say_which(void **unused)
 	assert_all_is_free();
 }
 
+static void write_map(pid_t child, const char *name, const char *text)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", child, name);
+	if (!write_text(path, text))
+		fail_msg("%s: %s", path, strerror(errno));
+}
+
+/* Somebody's own user namespace gives them other uids, and with each a limit of its own: not here. */
+static void test_uids_of_a_users_namespace_share_the_users_limit(void **unused)
+{
+	static const char user[] = "/sys/module/offstage/parameters/limit_user";
+	uint64_t before = number_in(user);
+	int there[2], go[2], status;
+	char text[32], byte = 0;
+	pid_t child;
+
+	(void)unused;
+	chmod("/dev/offstage", 0666);
+	assert_true(write_text(user, "4M"));
+	assert_int_equal(pipe(there), 0);
+	assert_int_equal(pipe(go), 0);
+	child = fork();
+	if (child == 0) {
+		struct offstage_ioc_create c = creation(3 * MiB);
+		bool allowed;
+
+		as_user(1000);
+		allowed = unshare(CLONE_NEWUSER) == 0;
+		if (write(there[1], &allowed, 1) != 1 || !allowed || read(go[0], &byte, 1) != 1)
+			_exit(77);
+		if (setresuid(1, 1, 0) || create(open("/dev/offstage", O_RDWR), &c) < 0)
+			_exit(1);
+		if (seteuid(0) || setresuid(2, 2, 0))
+			_exit(2);
+		c = creation(3 * MiB);
+		_exit(create(open("/dev/offstage", O_RDWR), &c) == -EDQUOT && c.limit == OFFSTAGE_IOC_LIMIT_USER ? 0 : 3);
+	}
+	assert_int_equal(read(there[0], &byte, 1), 1);
+	if (byte) {
+		write_map(child, "setgroups", "deny");
+		write_map(child, "uid_map", "0 1000 1\n1 100000 100");
+	}
+	assert_int_equal(write(go[1], "x", 1), 1);
+	waitpid(child, &status, 0);
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)before);
+	assert_true(write_text(user, text));
+	for (int i = 0; i < 2; i++) {
+		close(there[i]);
+		close(go[i]);
+	}
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		SKIP("users may make no namespaces here");
+	assert_int_equal(WEXITSTATUS(status), 0);
+	assert_all_is_free();
+}
+
+/* What pools hold is as little there for the rest of the machine as what buffers have. */
+static void test_pools_count_for_what_buffers_may_take_beside_them(void **unused)
+{
+	static const char all[] = "/sys/module/offstage/parameters/limit_all";
+	uint64_t before = number_in(all);
+	int device = device_open();
+	struct offstage_ioc_create c = creation(8 * MiB);
+	char text[32];
+
+	(void)unused;
+	reserve(device, 0, 32 * MiB);
+	assert_true(write_text(all, "36M"));
+	c.huge = OFFSTAGE_IOC_HUGE_NEVER;	/* nothing of it comes from the pool */
+	assert_int_equal(create(device, &c), -EDQUOT);
+	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_ALL);
+	c = creation(3 * MiB);
+	c.huge = OFFSTAGE_IOC_HUGE_NEVER;
+	close(create(device, &c));
+	write_text(all, "16E");		/* more than 64 bits is refused, or very much, and not "no limit" */
+	assert_true(number_in(all) > 0);
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)before);
+	assert_true(write_text(all, text));
+	reserve(device, 0, 0);
+	close(device);
+	assert_all_is_free();
+}
+
 static void test_reserving_needs_the_capability(void **unused)
 {
 	int status;
@@ -622,6 +742,8 @@ int main(void)
 		cmocka_unit_test(test_device_itself_can_be_mapped),
 		cmocka_unit_test(test_maps_and_descriptors_tell_what_they_are),
 		cmocka_unit_test(test_module_stays_while_a_buffer_lives),
+		cmocka_unit_test(test_module_stays_while_a_buffers_path_is_held),
+		cmocka_unit_test(test_descriptor_for_reading_makes_nothing),
 		cmocka_unit_test(test_what_a_mapping_may_not_be_is_refused),
 		cmocka_unit_test(test_bytes_lie_where_they_were_asked_for),
 		cmocka_unit_test(test_descriptor_crosses_a_socket),
@@ -629,6 +751,8 @@ int main(void)
 		cmocka_unit_test(test_pool_grows_shrinks_and_serves_first),
 		cmocka_unit_test(test_nobody_sees_another_users_bytes),
 		cmocka_unit_test(test_limits_hold_and_say_which),
+		cmocka_unit_test(test_uids_of_a_users_namespace_share_the_users_limit),
+		cmocka_unit_test(test_pools_count_for_what_buffers_may_take_beside_them),
 		cmocka_unit_test(test_reserving_needs_the_capability),
 		cmocka_unit_test(test_two_hundred_pools_are_made_and_dropped),
 		cmocka_unit_test(test_two_hundred_buffers_come_and_go),

@@ -19,9 +19,9 @@
  *	EOPNOTSUPP	a node that is named has movable memory only: its pages can't be pinned
  *	EXDEV		a node that is named isn't allowed to the caller (cpuset)
  *	ENOMEM		the nodes haven't enough memory
- *	ENOSR		they have, but not in huge pages, and these were required
+ *	ENOSR		they haven't enough in huge pages, and these were required
  *	EDQUOT		a limit: of the open file, the user, the node, or all; result.limit says which
- *	EPERM		only for CAP_SYS_ADMIN
+ *	EPERM		only for CAP_SYS_ADMIN; or the descriptor isn't open for writing
  *	EINTR		a fatal signal came while memory was being allocated
  */
 #ifndef _UAPI_LINUX_OFFSTAGE_H
