@@ -157,6 +157,8 @@ void people_exit(void)
 	debugfs_remove_recursive(debug);
 	debug = NULL;
 	for (node = 0; node < MAX_NUMNODES; node++) {
+		/* Its files are ours and go now; somebody may have the directory itself a moment longer. */
+		kobject_del(directories[node]);
 		kobject_put(directories[node]);
 		directories[node] = NULL;
 	}

@@ -200,7 +200,8 @@ static void test_doctor_finds_the_module_at_work(void **unused)
 	ALSO("\nWARN  pools ");
 	ALSO("\nOK    limit_user ");
 	GIVES(0, 0, "pool set 0:4M", "node 0: 4 MiB reserved");
-	GIVES(0, 0, "doctor", "\nOK    pool0             4 MiB reserved");
+	/* The KUnit suites ask for what can't be had, in kernels that have them. */
+	GIVES(0, 0, "doctor", node_count(0, "failed") ? "\nWARN  pool0 " : "\nOK    pool0             4 MiB reserved");
 	assert_null(strstr(said, "\nWARN  pools "));
 	GIVES(0, 0, "pool set 0:0", "node 0: 0 B reserved");
 }

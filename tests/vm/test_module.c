@@ -66,12 +66,13 @@ static void test_process_of_32_bits_makes_the_same_calls(void **unused)
 	int status;
 
 	(void)unused;
+	if (access("/proc/sys/abi/vsyscall32", F_OK))
+		SKIP("this kernel runs no 32-bit processes");
 	if (fork() == 0) {
 		int device = open("/dev/offstage", O_RDWR);
 		struct offstage_ioc_create *c = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
 		struct offstage_ioc_info *info = (void *)(c + 1);
 
-		signal(SIGSEGV, SIG_DFL);	/* of a kernel without such calls; cmocka would catch it */
 		*c = creation(HUGE + 5);
 		*info = (struct offstage_ioc_info){ .size = sizeof(*info) };
 		if (ioctl_32(device, OFFSTAGE_IOC_CREATE, c) || ioctl_32(device, OFFSTAGE_IOC_INFO, info))
@@ -79,8 +80,7 @@ static void test_process_of_32_bits_makes_the_same_calls(void **unused)
 		_exit(info->used_file != HUGE + 4096 || info->abi != OFFSTAGE_ABI);
 	}
 	wait(&status);
-	if (WIFSIGNALED(status))
-		SKIP("this kernel runs no 32-bit processes");
+	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
 	assert_all_is_free();
 }
