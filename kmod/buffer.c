@@ -425,9 +425,9 @@ static int init_fs_context(struct fs_context *fc)
 }
 
 /*
- * Whoever looks at a buffer's path (an O_PATH descriptor, a reader of /proc) holds the mount and not the file, and calls
- * into this module by it: the superblock has a reference to the module. A mount that were always there would hold it for
- * ever; so there is one while a device is open, and for as long as its buffers' paths are held.
+ * Whoever looks at a buffer's path (an O_PATH descriptor, a reader of /proc) holds the mount and not the file, and
+ * calls into this module by it: the superblock has a reference to the module. A mount that were always there would hold
+ * it for ever; so there is one while a device is open, and for as long as its buffers' paths are held.
  */
 static struct file_system_type file_system = {
 	.owner = THIS_MODULE,

@@ -23,7 +23,7 @@ static LIST_HEAD(accounts);
 static DEFINE_SPINLOCK(lock);	/* guards accounts, their fields, and used_all; sessions' used is changed under it */
 static u64 used_all;
 
-/* The uids of a namespace that a user made are that user's: each of them would have a limit of its own. Root's aren't. */
+/* The uids of a namespace that a user made are that user's: else each of them had a limit of its own. Root's aren't. */
 static kuid_t account_owner(void)
 {
 	struct user_namespace *ns;
