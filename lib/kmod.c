@@ -110,6 +110,10 @@ static int refused(const struct staging_request *request, const struct offstage_
 		if (create->limit == OFFSTAGE_IOC_LIMIT_NODE || create->limit > OFFSTAGE_IOC_LIMIT_ALL)
 			return fail(-EDQUOT, "a buffer of %s is more than limit_node allows outside the pools: reserve more on the node, or "
 				    "raise /sys/module/offstage/parameters/limit_node", BYTES(request->backed));
+		if (create->limit == OFFSTAGE_IOC_LIMIT_ALL && used + request->backed <= limit)
+			return fail(-EDQUOT, "a buffer of %s is more than limit_all leaves beside the pools, which count in it: let them "
+				    "serve huge pages, shrink one, or raise /sys/module/offstage/parameters/limit_all",
+				    BYTES(request->backed));
 		return fail(-EDQUOT, "a buffer of %s is more than %s leaves, which is %s with %s in use: close buffers, or raise "
 			    "/sys/module/offstage/parameters/%s", BYTES(request->backed), limits[create->limit], BYTES(limit),
 			    BYTES(used), limits[create->limit]);
