@@ -154,6 +154,39 @@ static void test_refusals_name_the_limit(void **unused)
 	assert_null(buffer);
 }
 
+static bool write_text(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "w");
+	bool ok = file && fputs(text, file) >= 0;
+
+	return file && fclose(file) == 0 && ok;
+}
+
+static void test_limit_of_all_says_when_pools_are_in_the_way(void **unused)
+{
+	static const char limit[] = "/sys/module/offstage/parameters/limit_all",
+			  pool[] = "/sys/class/offstage/offstage/node0/reserved";
+	struct offstage_buffer_options o = { .size = sizeof(o), .huge = OFFSTAGE_NEVER };
+	struct offstage_buffer *buffer;
+	char before[32] = "";
+	FILE *file;
+
+	NEEDS_MODULE();
+	file = fopen(limit, "r");
+	assert_non_null(file);
+	assert_non_null(fgets(before, sizeof(before), file));
+	fclose(file);
+	if (!write_text(pool, "8M"))
+		SKIP("pools and limits are root's");
+	assert_true(write_text(limit, "10M"));
+	REFUSED(offstage_buffer_create(ctx, 16 * MiB, &o, &buffer), -EDQUOT, "limit_all leaves, which is");
+	REFUSED(offstage_buffer_create(ctx, 4 * MiB, &o, &buffer), -EDQUOT, "beside the pools");
+	assert_true(write_text(limit, before));
+	assert_true(write_text(pool, "0"));
+	OK(offstage_buffer_create(ctx, 4 * MiB, &o, &buffer));
+	offstage_buffer_close(buffer);
+}
+
 static void test_child_of_fork_closes_without_harm(void **unused)
 {
 	struct offstage_buffer_options o = { .size = sizeof(o), .flags = OFFSTAGE_BUFFER_DONTFORK };
@@ -183,6 +216,7 @@ int main(void)
 		T(test_descriptor_is_imported_as_the_same_bytes),
 		T(test_memory_of_the_other_provider_is_imported),
 		T(test_refusals_name_the_limit),
+		T(test_limit_of_all_says_when_pools_are_in_the_way),
 		T(test_child_of_fork_closes_without_harm),
 	};
 
