@@ -22,6 +22,8 @@
  *	ENOSR		they haven't enough in huge pages, and these were required
  *	EDQUOT		a limit: of the open file, the user, the node, or all; result.limit says which
  *	EPERM		only for CAP_SYS_ADMIN; or the descriptor isn't open for writing
+ *	EMFILE, ENFILE	the process, or the system, can have no more open files
+ *	ENXIO		mmap of more than the buffer has
  *	EINTR		a fatal signal came while memory was being allocated
  */
 #ifndef _UAPI_LINUX_OFFSTAGE_H
