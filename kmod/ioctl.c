@@ -50,7 +50,7 @@ static long run_node(struct file *file, struct call *call)
 	struct pool_counts counts;
 	int check;
 
-	if (node->reserved0 || node->flags)
+	if (node->reserved0)
 		return -EINVAL;
 	if (node->node >= MAX_NUMNODES)
 		return -ENODEV;
@@ -166,12 +166,10 @@ static long run_buffer(struct file *file, struct call *call)
 {
 	struct offstage_ioc_buffer *info = &call->buffer;
 	struct buffer *buffer = file->private_data;
-	u32 room = info->n_nodes, node;
+	u32 room = info->node_bytes ? info->n_nodes : 0, node;
 	long ret = 0;
 	u64 *bytes;
 
-	if (!info->node_bytes != !room)
-		return -EINVAL;
 	info->requested = buffer->requested;
 	info->backed = buffer->backed;
 	info->huge = buffer->huge;

@@ -86,6 +86,21 @@ static void test_process_of_32_bits_makes_the_same_calls(void **unused)
 }
 #endif
 
+static void test_questions_can_be_asked_again_with_the_same_struct(void **unused)
+{
+	struct offstage_ioc_node node = { .size = sizeof(node) };
+	struct offstage_ioc_buffer info = { .size = sizeof(info) };
+	int device = device_open(), fd = make(device, HUGE);
+
+	(void)unused;
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(ioctl(device, OFFSTAGE_IOC_NODE, &node), 0);
+		assert_int_equal(ioctl(fd, OFFSTAGE_IOC_BUFFER, &info), 0);
+	}
+	close(fd);
+	close(device);
+}
+
 static void test_bad_calls_are_refused_and_leave_nothing(void **unused)
 {
 	int device = device_open(), buffer;
@@ -735,6 +750,7 @@ int main(void)
 #ifdef __x86_64__
 		cmocka_unit_test(test_process_of_32_bits_makes_the_same_calls),
 #endif
+		cmocka_unit_test(test_questions_can_be_asked_again_with_the_same_struct),
 		cmocka_unit_test(test_bad_calls_are_refused_and_leave_nothing),
 		cmocka_unit_test(test_answer_that_cannot_be_written_leaves_nothing),
 		cmocka_unit_test(test_buffer_is_a_file_of_its_size_and_costs_no_more),

@@ -55,7 +55,7 @@ struct offstage_ioc_info {
 struct offstage_ioc_node {
 	__u32 size;
 	__u32 node;		/* in */
-	__u32 flags;		/* OFFSTAGE_NODE_* */
+	__u32 flags;		/* out: OFFSTAGE_IOC_NODE_* */
 	__u32 reserved0;
 	__aligned_u64 reserved;	/* bytes that the pool holds: free, in use, or orphaned */
 	__aligned_u64 free;	/* of these, free */
@@ -116,7 +116,7 @@ struct offstage_ioc_buffer {
 	__aligned_u64 backed;
 	__aligned_u64 huge;	/* bytes in huge pages */
 	__aligned_u64 from_pool;	/* bytes that came from the reserve */
-	__aligned_u64 node_bytes;	/* user pointer to n_nodes __u64, or 0 */
+	__aligned_u64 node_bytes;	/* user pointer to n_nodes __u64, or 0: the number of nodes alone */
 };
 
 /* Grows or shrinks a pool: CAP_SYS_ADMIN. What is in use is never taken. */
