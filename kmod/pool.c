@@ -198,7 +198,7 @@ static u64 taken_from_system(void)
 	u64 sum = 0;
 	int node;
 
-	for_each_node(node)
+	for_each_node_state(node, N_MEMORY)
 		sum += ((u64)READ_ONCE(pools[node]->held) << PMD_SHIFT) + READ_ONCE(pools[node]->from_system);
 	return sum;
 }
@@ -268,6 +268,15 @@ static bool take_back(struct pool *pool, struct page *page, u64 bytes, bool from
 	return true;
 }
 
+/* And without the lock: what take_back() has decided is done. Memory that has failed goes nowhere. */
+static void send_back(struct pool *pool, struct page *page, bool kept, bool failed)
+{
+	if (kept)
+		queue_work_node(pool->node, works, &pool->scrub);
+	else if (!failed)
+		put_page(page);
+}
+
 bool pool_give(struct page *page, bool from_pool, struct session *session)
 {
 	struct pool *pool = pools[page_to_nid(page)];
@@ -290,10 +299,8 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 	spin_unlock(&pool->lock);
 	if (orphan)
 		queue_delayed_work(works, &pool->reap, HZ);
-	else if (kept)
-		queue_work_node(pool->node, works, &pool->scrub);
-	else if (!failed)
-		put_page(page);
+	else
+		send_back(pool, page, kept, failed);
 	return !orphan;
 }
 
@@ -309,10 +316,7 @@ static void end_orphan(struct pool *pool, struct page *page)
 	pool->orphaned -= bytes;
 	kept = take_back(pool, page, bytes, from_pool, failed);
 	spin_unlock(&pool->lock);
-	if (kept)
-		queue_work_node(pool->node, works, &pool->scrub);
-	else if (!failed)
-		put_page(page);
+	send_back(pool, page, kept, failed);
 	limits_uncharge(session, bytes);
 	session_put(session);
 }
