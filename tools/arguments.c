@@ -151,3 +151,20 @@ const char *arguments_value(struct arguments *a)
 	a->missing = true;
 	return NULL;
 }
+
+int arguments_only(int argc, char **argv, const char *option, void (*help)(void), bool *there)
+{
+	struct arguments a = { .argc = argc, .argv = argv, .at = 1 };
+
+	*there = false;
+	while (arguments_next(&a)) {
+		if (strcmp(a.name, "--help") == 0) {
+			help();
+			return 0;
+		}
+		if (strcmp(a.name, option) != 0)
+			return usage_error(argv[0], "'%s' isn't an option", a.name);
+		*there = true;
+	}
+	return -1;
+}

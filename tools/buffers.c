@@ -173,17 +173,8 @@ static int show(bool json)
 
 int command_buffers(int argc, char **argv)
 {
-	struct arguments a = { .argc = argc, .argv = argv, .at = 1 };
-	bool json = false;
+	bool json;
+	int status = arguments_only(argc, argv, "--json", help, &json);
 
-	while (arguments_next(&a)) {
-		if (strcmp(a.name, "--help") == 0) {
-			help();
-			return 0;
-		}
-		if (strcmp(a.name, "--json") != 0)
-			return usage_error("buffers", "'%s' isn't an option", a.name);
-		json = true;
-	}
-	return show(json);
+	return status >= 0 ? status : show(json);
 }

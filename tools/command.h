@@ -54,6 +54,8 @@ struct arguments {
 bool arguments_next(struct arguments *a);
 bool arguments_is(const struct arguments *a, const char *name);
 const char *arguments_value(struct arguments *a);
+/* For a subcommand whose only option, beside --help, takes no value. -1: go on; else the status to end with. */
+int arguments_only(int argc, char **argv, const char *option, void (*help)(void), bool *there);
 
 /* ---- JSON, written as it comes --------------------------------------------------------------------------------------- */
 

@@ -667,19 +667,15 @@ static void check_memory(struct doctor *d)
 
 int command_doctor(int argc, char **argv)
 {
-	struct arguments a = { .argc = argc, .argv = argv, .at = 1 };
 	struct doctor d = { .failed = 0 };
 	struct json json;
+	bool as_json;
+	int status = arguments_only(argc, argv, "--json", help, &as_json);
 
-	while (arguments_next(&a)) {
-		if (strcmp(a.name, "--help") == 0) {
-			help();
-			return 0;
-		}
-		if (strcmp(a.name, "--json") != 0)
-			return usage_error("doctor", "'%s' isn't an option", a.name);
+	if (status >= 0)
+		return status;
+	if (as_json)
 		d.json = &json;
-	}
 	if (d.json && !json_open(&json, "-"))
 		return STATUS_FAILED;
 	if (d.json)

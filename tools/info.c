@@ -193,20 +193,12 @@ static int json_all(struct offstage *ctx)
 
 int command_info(int argc, char **argv)
 {
-	struct arguments a = { .argc = argc, .argv = argv, .at = 1 };
 	struct offstage *ctx;
-	bool json = false;
-	int status;
+	bool json;
+	int status = arguments_only(argc, argv, "--json", help, &json);
 
-	while (arguments_next(&a)) {
-		if (strcmp(a.name, "--help") == 0) {
-			help();
-			return 0;
-		}
-		if (strcmp(a.name, "--json") != 0)
-			return usage_error("info", "'%s' isn't an option", a.name);
-		json = true;
-	}
+	if (status >= 0)
+		return status;
 	if (offstage_open(NULL, &ctx))
 		return library_failed();
 	status = json ? json_all(ctx) : print_all(ctx);

@@ -347,22 +347,14 @@ out:
 
 int command_selftest(int argc, char **argv)
 {
-	struct arguments a = { .argc = argc, .argv = argv, .at = 1 };
 	struct offstage_options o = { .size = sizeof(o), .lock = OFFSTAGE_PREFER };
 	struct selftest s = { .info = { .size = sizeof(s.info) } };
+	int status = arguments_only(argc, argv, "--quick", help, &s.quick);
 
-	while (arguments_next(&a)) {
-		if (strcmp(a.name, "--help") == 0) {
-			help();
-			return 0;
-		}
-		if (strcmp(a.name, "--quick") != 0)
-			return usage_error("selftest", "'%s' isn't an option", a.name);
-		s.quick = true;
-	}
+	if (status >= 0)
+		return status;
 	if (offstage_open(&o, &s.ctx) || offstage_info(s.ctx, &s.info)) {
-		int status = library_failed();
-
+		status = library_failed();
 		offstage_close(s.ctx);
 		return status;
 	}

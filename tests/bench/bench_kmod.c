@@ -39,8 +39,7 @@ struct bench {
 
 static int call_failed(const char *what)
 {
-	fprintf(stderr, "offstage: %s: %s\n", what, strerror(errno));
-	return STATUS_FAILED;
+	return failed("%s: %s", what, strerror(errno));
 }
 
 static uint64_t faults_so_far(void)
@@ -131,10 +130,12 @@ static int reserve(const struct bench *b, uint64_t bytes)
 	if (ioctl(b->device, OFFSTAGE_IOC_RESERVE, &r) < 0)
 		return call_failed(errno == ENOMEM ? "a reserve larger than the node (--size)" : "a reserve (it needs root)");
 	if (r.bytes < bytes) {
-		fprintf(stderr, "offstage: node %u has huge pages for %llu MiB, and not for %llu: ask for less with --size\n",
-			b->node, (unsigned long long)r.bytes >> 20, (unsigned long long)bytes >> 20);
-		reserve(b, b->reserved);
-		return STATUS_FAILED;
+		uint64_t got = r.bytes;
+
+		r.bytes = b->reserved;
+		ioctl(b->device, OFFSTAGE_IOC_RESERVE, &r);
+		return failed("node %u has huge pages for %llu MiB, and not for %llu: ask for less with --size", b->node,
+			      (unsigned long long)got >> 20, (unsigned long long)bytes >> 20);
 	}
 	return 0;
 }
@@ -161,8 +162,7 @@ static int wait_until_clean(const struct bench *b, uint64_t bytes)
 			return 0;
 		usleep(10000);
 	}
-	fputs("offstage: the reserve wasn't clean after a minute: does somebody else use it?\n", stderr);
-	return STATUS_FAILED;
+	return failed("the reserve wasn't clean after a minute: does somebody else use it?");
 }
 
 /* ---- pinning -------------------------------------------------------------------------------------------------------------------- */
