@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What every unit test needs: cmocka, and two words. OK(call) fails with the library's sentence; SKIP(reason) ends the
- * test as skipped and says why, in a line that scripts/run-unit shows.
+ * What every unit test needs: cmocka, and three words. OK(call) fails with the library's sentence; REFUSED(call, err,
+ * word) unless it fails with this one; SKIP(reason) is skip.h's.
  */
 #ifndef UNIT_H
 #define UNIT_H
@@ -16,18 +16,12 @@
 #include "../../lib/error.h"	/* before cmocka makes a macro of fail(); a test calls (fail)(…) */
 #include <cmocka.h>
 #include <offstage.h>
+#include "../skip.h"
 
 #define OK(call) do { \
 	int ok_ret_ = (call); \
 	if (ok_ret_ < 0) \
 		fail_msg("%s: %d, %s", #call, ok_ret_, offstage_error()); \
-} while (0)
-
-#define SKIP(...) do { \
-	printf("skipped: " __VA_ARGS__); \
-	printf("\n"); \
-	fflush(stdout); \
-	skip(); \
 } while (0)
 
 /* The call failed with err, and its sentence contains the word. */

@@ -455,10 +455,14 @@ static void swallow(const char *path)
 		close(fd);
 }
 
+#define PARAMETERS "/sys/module/offstage/parameters/"
+static const char *const limits[] = { PARAMETERS "limit_user", PARAMETERS "limit_file", PARAMETERS "limit_node",
+	PARAMETERS "limit_all" };
+
 static void govern(uint64_t seed)
 {
-	static const char *const limits[] = { "limit_user", "limit_file", "limit_node", "limit_all" };
-	char path[96], text[32];
+	const char *limit;
+	char path[96];
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	chance = seed;
@@ -467,14 +471,12 @@ static void govern(uint64_t seed)
 		switch (below(4)) {
 		case 0:
 			/* Never so much that the machine has nothing left. */
-			snprintf(path, sizeof(path), "/sys/module/offstage/parameters/%s", limits[below(4)]);
-			snprintf(text, sizeof(text), "%lluM", (unsigned long long)(16 + below(64)));
-			write_text(path, text);
+			limit = limits[below(4)];
+			write_number(limit, (16 + below(64)) * MiB);
 			break;
 		case 1:
 			snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d/reserved", (int)below(3));
-			snprintf(text, sizeof(text), "%lluM", (unsigned long long)below(48));
-			write_text(path, text);
+			write_number(path, below(48) * MiB);
 			break;
 		case 2:
 			swallow("/sys/kernel/debug/offstage/buffers");
@@ -510,13 +512,6 @@ static void verdict(bool good, const char *name, const char *why, unsigned long 
 		printf("not ok %d - %s: %s %llu\n", tests, name, why, n);
 }
 
-static uint64_t falls_to_zero(const char *name)
-{
-	for (int i = 0; i < 6000 && on_all_nodes(name); i++)
-		usleep(10000);
-	return on_all_nodes(name);
-}
-
 static bool works(void)
 {
 	int device = device_open(), fd = make(device, 2 * HUGE + 5);
@@ -533,11 +528,10 @@ static bool works(void)
 
 int main(int argc, char **argv)
 {
-	static const char *const names[] = { "limit_user", "limit_file", "limit_node", "limit_all" };
 	uint64_t seed = 1, rounds = 300, processes = 4, before[4], done = 0, killed = 0, died = 0;
 	pid_t worker[PROCESSES_MAX], governor;
 	struct stat node;
-	char path[96], text[32];
+	char path[96];
 
 	for (int i = 1; i + 1 < argc; i += 2) {
 		uint64_t value = strtoull(argv[i + 1], NULL, 0);
@@ -557,9 +551,8 @@ int main(int argc, char **argv)
 		return fprintf(stderr, "fuzz: /dev/offstage: %s\n", strerror(errno)), 1;
 	chmod("/dev/offstage", 0666);
 	for (int i = 0; i < 4; i++) {
-		snprintf(path, sizeof(path), "/sys/module/offstage/parameters/%s", names[i]);
-		before[i] = number_in(path);
-		write_text(path, "64M");
+		before[i] = number_in(limits[i]);
+		write_text(limits[i], "64M");
 	}
 	fflush(stdout);
 	governor = fork();
@@ -591,16 +584,13 @@ int main(int argc, char **argv)
 	kill(governor, SIGKILL);
 	while (wait(NULL) > 0)
 		;
-	for (int i = 0; i < 4; i++) {
-		snprintf(path, sizeof(path), "/sys/module/offstage/parameters/%s", names[i]);
-		snprintf(text, sizeof(text), "%llu", (unsigned long long)before[i]);
-		write_text(path, text);
-	}
+	for (int i = 0; i < 4; i++)
+		write_number(limits[i], before[i]);
 	chmod("/dev/offstage", node.st_mode & 07777);
 	printf("# %llu processes ended, %llu of them killed\n", (unsigned long long)done, (unsigned long long)killed);
 	verdict(died == 0, "test_nobody_dies_but_by_the_kills", "these did:", died);
-	verdict(falls_to_zero("in_use") == 0, "test_all_buffers_are_freed", "bytes in use:", on_all_nodes("in_use"));
-	verdict(falls_to_zero("orphaned") == 0, "test_all_pins_are_gone", "bytes orphaned:", on_all_nodes("orphaned"));
+	verdict(waited_for("in_use", 0) == 0, "test_all_buffers_are_freed", "bytes in use:", on_all_nodes("in_use"));
+	verdict(waited_for("orphaned", 0) == 0, "test_all_pins_are_gone", "bytes orphaned:", on_all_nodes("orphaned"));
 	for (int node = 0; node < 8; node++) {
 		snprintf(path, sizeof(path), "/sys/class/offstage/offstage/node%d/reserved", node);
 		write_text(path, "0");

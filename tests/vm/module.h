@@ -24,16 +24,10 @@
 #include <cmocka.h>
 #include <numaif.h>
 #include "../../include/uapi/linux/offstage.h"
+#include "../skip.h"
 
 #define MiB ((uint64_t)1 << 20)
 #define HUGE (2 * MiB)
-
-#define SKIP(...) do { \
-	printf("skipped: " __VA_ARGS__); \
-	printf("\n"); \
-	fflush(stdout); \
-	skip(); \
-} while (0)
 
 static inline int device_open(void)
 {
@@ -47,6 +41,16 @@ static inline int device_open(void)
 static inline struct offstage_ioc_create creation(uint64_t bytes)
 {
 	return (struct offstage_ioc_create){ .size = sizeof(struct offstage_ioc_create), .bytes = bytes };
+}
+
+static inline struct offstage_ioc_create on_node(uint32_t *node, uint64_t bytes)
+{
+	struct offstage_ioc_create c = creation(bytes);
+
+	c.placement = OFFSTAGE_IOC_BIND;
+	c.nodes = (uintptr_t)node;
+	c.n_nodes = 1;
+	return c;
 }
 
 /* A buffer's descriptor, or a negative errno. */
@@ -95,6 +99,14 @@ static inline bool write_text(const char *path, const char *text)
 	return ok;
 }
 
+static inline bool write_number(const char *path, uint64_t n)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)n);
+	return write_text(path, text);
+}
+
 static inline uint64_t node_count(int node, const char *name)
 {
 	char path[128];
@@ -117,11 +129,16 @@ static inline uint64_t on_all_nodes(const char *name)
 }
 
 /* Freeing runs after the last fput(), and orphans are looked after once a second; a minute is for ever. */
-static inline void assert_falls_to(const char *name, uint64_t bytes)
+static inline uint64_t waited_for(const char *name, uint64_t bytes)
 {
 	for (int i = 0; i < 6000 && on_all_nodes(name) != bytes; i++)
 		usleep(10000);
-	assert_int_equal(on_all_nodes(name), bytes);
+	return on_all_nodes(name);
+}
+
+static inline void assert_falls_to(const char *name, uint64_t bytes)
+{
+	assert_int_equal(waited_for(name, bytes), bytes);
 }
 
 static inline void assert_all_is_free(void)

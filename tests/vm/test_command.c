@@ -58,13 +58,10 @@ static int run(uid_t uid, const char *arguments)
 
 static int buffer_from_pool(int device, uint64_t bytes)
 {
-	struct offstage_ioc_create c = creation(bytes);
 	uint32_t node = 0;
+	struct offstage_ioc_create c = on_node(&node, bytes);
 	int fd;
 
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)&node;
-	c.n_nodes = 1;
 	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY | OFFSTAGE_IOC_CREATE_CLOEXEC;	/* its child holds none */
 	fd = create(device, &c);
 	assert_true(fd >= 0);
@@ -91,10 +88,10 @@ static void test_pool_grows_shrinks_and_shows_it(void **unused)
 
 static void test_pool_that_gets_less_says_so(void **unused)
 {
-	struct offstage_ioc_create c = creation(4 * MiB);
+	uint32_t node = 2;
+	struct offstage_ioc_create c = on_node(&node, 4 * MiB);
 	unsigned long long total = 0;
 	char line[256], words[64];
-	uint32_t node = 2;
 	int device = device_open(), fd;
 	FILE *file = fopen("/sys/devices/system/node/node2/meminfo", "r");
 
@@ -105,9 +102,6 @@ static void test_pool_that_gets_less_says_so(void **unused)
 		sscanf(line, "Node 2 MemTotal: %llu kB", &total);
 	fclose(file);
 	/* With this much of it in use, all of it can't be had. */
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)&node;
-	c.n_nodes = 1;
 	fd = create(device, &c);
 	assert_true(fd >= 0);
 	snprintf(line, sizeof(line), "pool set 2:%lluM", total / 2048 * 2);

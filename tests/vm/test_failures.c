@@ -300,10 +300,7 @@ static void test_creation_from_the_pool_that_fails_gives_the_pages_back(void **u
 
 	(void)unused;
 	reserve(device, 0, 3 * HUGE);
-	wanted = creation(2 * HUGE + 4096);
-	wanted.placement = OFFSTAGE_IOC_BIND;
-	wanted.n_nodes = 1;
-	wanted.nodes = (uintptr_t)&node;
+	wanted = on_node(&node, 2 * HUGE + 4096);
 	wanted.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
 	fail_each("create, from the pool", call_create, check_and_close, NO_MEMORY);
 	assert_int_equal(node_count(0, "free"), 3 * HUGE);

@@ -451,15 +451,12 @@ static void test_pool_grows_shrinks_and_serves_first(void **unused)
 	int device = device_open(), fd;
 	struct offstage_ioc_buffer info = { .size = sizeof(info) };
 	uint32_t node = 0;
-	struct offstage_ioc_create c = creation(6 * HUGE);
+	struct offstage_ioc_create c = on_node(&node, 6 * HUGE);
 
 	(void)unused;
 	reserve(device, 0, 4 * HUGE);
 	assert_int_equal(node_count(0, "reserved"), 4 * HUGE);
 	assert_int_equal(node_count(0, "free"), 4 * HUGE);
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)&node;
-	c.n_nodes = 1;
 	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
 	assert_int_equal(create(device, &c), -ENOMEM);	/* the pool alone hasn't that much, and nothing was kept */
 	assert_int_equal(node_count(0, "free"), 4 * HUGE);
@@ -498,15 +495,12 @@ static void test_nobody_sees_another_users_bytes(void **unused)
 		for (uid_t uid = 1000; uid < 1002; uid++) {
 			if (fork() == 0) {
 				uint32_t node = 0;
-				struct offstage_ioc_create c = creation(8 * HUGE);
+				struct offstage_ioc_create c = on_node(&node, 8 * HUGE);
 				char *data;
 				int own, fd;
 
 				as_user(uid);
 				own = open("/dev/offstage", O_RDWR);
-				c.placement = OFFSTAGE_IOC_BIND;
-				c.nodes = (uintptr_t)&node;
-				c.n_nodes = 1;
 				c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
 				fd = create(own, &c);
 				if (fd < 0)
@@ -534,7 +528,6 @@ static void test_limits_hold_and_say_which(void **unused)
 	uint64_t user_before = number_in(user), all_before = number_in(all);
 	int device = device_open(), other = device_open(), fd, status;
 	struct offstage_ioc_create c;
-	char text[32];
 
 	(void)unused;
 	assert_true(write_text(file, "4M"));
@@ -557,15 +550,13 @@ static void test_limits_hold_and_say_which(void **unused)
 	}
 	wait(&status);
 	assert_int_equal(WEXITSTATUS(status), 0);
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)user_before);
-	assert_true(write_text(user, text));
+	assert_true(write_number(user, user_before));
 
 	assert_true(write_text(all, "8M"));
 	c = creation(7 * MiB);
 	assert_int_equal(create(other, &c), -EDQUOT);
 	assert_int_equal(c.limit, OFFSTAGE_IOC_LIMIT_ALL);
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)all_before);
-	assert_true(write_text(all, text));
+	assert_true(write_number(all, all_before));
 
 	assert_true(write_text(node, "4M"));
 	c = creation(8 * MiB);
@@ -594,7 +585,7 @@ static void test_uids_of_a_users_namespace_share_the_users_limit(void **unused)
 	static const char user[] = "/sys/module/offstage/parameters/limit_user";
 	uint64_t before = number_in(user);
 	int there[2], go[2], status;
-	char text[32], byte = 0;
+	char byte = 0;
 	pid_t child;
 
 	(void)unused;
@@ -625,8 +616,7 @@ static void test_uids_of_a_users_namespace_share_the_users_limit(void **unused)
 	}
 	assert_int_equal(write(go[1], "x", 1), 1);
 	waitpid(child, &status, 0);
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)before);
-	assert_true(write_text(user, text));
+	assert_true(write_number(user, before));
 	for (int i = 0; i < 2; i++) {
 		close(there[i]);
 		close(go[i]);
@@ -644,7 +634,6 @@ static void test_pools_count_for_what_buffers_may_take_beside_them(void **unused
 	uint64_t before = number_in(all);
 	int device = device_open();
 	struct offstage_ioc_create c = creation(8 * MiB);
-	char text[32];
 
 	(void)unused;
 	reserve(device, 0, 32 * MiB);
@@ -657,8 +646,7 @@ static void test_pools_count_for_what_buffers_may_take_beside_them(void **unused
 	close(create(device, &c));
 	write_text(all, "16E");		/* more than 64 bits is refused, or very much, and not "no limit" */
 	assert_true(number_in(all) > 0);
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)before);
-	assert_true(write_text(all, text));
+	assert_true(write_number(all, before));
 	reserve(device, 0, 0);
 	close(device);
 	assert_all_is_free();

@@ -10,16 +10,6 @@
 #define CGROUPS "/sys/fs/cgroup"
 #define CGROUP CGROUPS "/offstage-test"
 
-static struct offstage_ioc_create on_node(uint32_t *node, uint64_t bytes)
-{
-	struct offstage_ioc_create c = creation(bytes);
-
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)node;
-	c.n_nodes = 1;
-	return c;
-}
-
 static int ask_node(int device, uint32_t node, struct offstage_ioc_node *info)
 {
 	*info = (struct offstage_ioc_node){ .size = sizeof(*info), .node = node };

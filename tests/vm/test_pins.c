@@ -115,16 +115,13 @@ static void test_pinned_pages_outlive_their_buffer_and_stay_charged(void **unuse
 static void test_pool_gets_its_pinned_pages_back_clean(void **unused)
 {
 	uint32_t node = 0;
-	struct offstage_ioc_create c = creation(2 * HUGE);
+	struct offstage_ioc_create c = on_node(&node, 2 * HUGE);
 	int device = device_open(), fd, pipe_ends[2];
 	struct iovec iov;
 	char *data;
 
 	(void)unused;
 	reserve(device, 0, 2 * HUGE);
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)&node;
-	c.n_nodes = 1;
 	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
 	fd = create(device, &c);
 	assert_true(fd >= 0);
@@ -162,7 +159,6 @@ static void test_pinning_is_no_way_around_a_limit(void **unused)
 	uint64_t before = number_in(limit);
 	struct offstage_ioc_create c;
 	int pipes[8][2], n, fd;
-	char text[32];
 
 	(void)unused;
 	assert_true(write_text(limit, "8M"));
@@ -189,8 +185,7 @@ static void test_pinning_is_no_way_around_a_limit(void **unused)
 		close(pipes[n][1]);
 	}
 	assert_all_is_free();
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)before);
-	assert_true(write_text(limit, text));
+	assert_true(write_number(limit, before));
 }
 
 static void test_device_pins_for_long_at_2_mib_and_at_4k(void **unused)
@@ -340,14 +335,11 @@ static void test_forked_child_shares_what_is_pinned(void **unused)
 static void test_memory_that_failed_is_never_used_again(void **unused)
 {
 	uint32_t node = 0;
-	struct offstage_ioc_create c = creation(2 * HUGE);
+	struct offstage_ioc_create c = on_node(&node, 2 * HUGE);
 	int device = device_open(), status, fd;
 
 	(void)unused;
 	reserve(device, 0, 2 * HUGE);
-	c.placement = OFFSTAGE_IOC_BIND;
-	c.nodes = (uintptr_t)&node;
-	c.n_nodes = 1;
 	c.flags = OFFSTAGE_IOC_CREATE_POOL_ONLY;
 	if (fork() == 0) {
 		char *data;
