@@ -111,6 +111,7 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 		if (!IS_ERR(page)) {
 			page_folio(page)->index = i * HUGE_PAGES;
 			slot->huge = page;
+			buffer->node_bytes[page_to_nid(page)] += PMD_SIZE;
 			buffer->huge += PMD_SIZE;
 			buffer->from_pool += slot->from_pool ? PMD_SIZE : 0;
 			return 0;
@@ -137,6 +138,7 @@ static int fill_slot(struct buffer *buffer, const struct buffer_request *request
 			return PTR_ERR(page);
 		page_folio(page)->index = i * HUGE_PAGES + k;
 		slot->base[k] = page;
+		buffer->node_bytes[page_to_nid(page)] += PAGE_SIZE;
 	}
 	return 0;
 }
@@ -199,7 +201,7 @@ struct file *buffer_create(struct session *session, const struct buffer_request 
 	/* Rounding mustn't overflow. */
 	if (request->bytes > (u64)MAX_LFS_FILESIZE - PMD_SIZE)
 		return ERR_PTR(-ENOMEM);
-	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
+	buffer = kzalloc(struct_size(buffer, node_bytes, nr_node_ids), GFP_KERNEL_ACCOUNT);
 	if (!buffer)
 		return ERR_PTR(-ENOMEM);
 	INIT_LIST_HEAD(&buffer->link);
@@ -261,23 +263,6 @@ static int buffer_release(struct inode *inode, struct file *file)
 struct buffer *buffer_of(struct file *file)
 {
 	return file->f_op == &buffer_fops ? file->private_data : NULL;
-}
-
-void buffer_node_bytes(struct buffer *buffer, u64 *bytes)
-{
-	unsigned long i;
-	u32 k;
-
-	memset(bytes, 0, sizeof(*bytes) * MAX_NUMNODES);
-	for (i = 0; i < buffer->n_slots; i++) {
-		struct slot *slot = &buffer->slots[i];
-
-		if (slot->huge)
-			bytes[page_to_nid(slot->huge)] += PMD_SIZE;
-		for (k = 0; slot->base && k < slot->n_base; k++)
-			bytes[page_to_nid(slot->base[k])] += PAGE_SIZE;
-		cond_resched();
-	}
 }
 
 /* ---- mapping ---- */
@@ -372,23 +357,19 @@ static const struct file_operations buffer_fops = {
 int buffers_show(struct seq_file *out)
 {
 	struct buffer *buffer;
-	u64 *bytes = kvcalloc(MAX_NUMNODES, sizeof(*bytes), GFP_KERNEL);
 	const char *separator;
-	int node;
+	u32 node;
 
-	if (!bytes)
-		return -ENOMEM;
 	seq_puts(out, "bytes huge from_pool references uid pid nodes comm\n");
 	mutex_lock(&buffers_lock);
 	list_for_each_entry(buffer, &buffers, link) {
 		seq_printf(out, "%llu %llu %llu %ld %u %d", buffer->backed, buffer->huge, buffer->from_pool,
 			   (long)file_count(buffer->file), from_kuid_munged(&init_user_ns, buffer->uid), buffer->pid);
-		buffer_node_bytes(buffer, bytes);
 		separator = " ";
-		for (node = 0; node < MAX_NUMNODES; node++) {
-			if (!bytes[node])
+		for (node = 0; node < nr_node_ids; node++) {
+			if (!buffer->node_bytes[node])
 				continue;
-			seq_printf(out, "%s%d:%llu", separator, node, bytes[node]);
+			seq_printf(out, "%s%u:%llu", separator, node, buffer->node_bytes[node]);
 			separator = ",";
 		}
 		seq_putc(out, ' ');
@@ -396,7 +377,6 @@ int buffers_show(struct seq_file *out)
 		seq_putc(out, '\n');
 	}
 	mutex_unlock(&buffers_lock);
-	kvfree(bytes);
 	return 0;
 }
 

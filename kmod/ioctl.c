@@ -165,27 +165,22 @@ static long run_reserve(struct file *file, struct call *call)
 static long run_buffer(struct file *file, struct call *call)
 {
 	struct offstage_ioc_buffer *info = &call->buffer;
-	struct buffer *buffer = file->private_data;
-	u32 room = info->node_bytes ? info->n_nodes : 0, node;
-	long ret = 0;
-	u64 *bytes;
+	const struct buffer *buffer = file->private_data;
+	u32 room = info->node_bytes ? min_t(u32, info->n_nodes, MAX_NUMNODES) : 0;
+	u32 known = min_t(u32, room, nr_node_ids), node;
+	u64 __user *out = u64_to_user_ptr(info->node_bytes);
 
 	info->requested = buffer->requested;
 	info->backed = buffer->backed;
 	info->huge = buffer->huge;
 	info->from_pool = buffer->from_pool;
-	bytes = kvcalloc(MAX_NUMNODES, sizeof(*bytes), GFP_KERNEL_ACCOUNT);
-	if (!bytes)
-		return -ENOMEM;
-	buffer_node_bytes(buffer, bytes);
-	for (node = 0, info->n_nodes = 0; node < MAX_NUMNODES; node++)
-		if (bytes[node])
+	for (node = 0, info->n_nodes = 0; node < nr_node_ids; node++)
+		if (buffer->node_bytes[node])
 			info->n_nodes = node + 1;
-	room = min_t(u32, room, MAX_NUMNODES);
-	if (room && copy_to_user(u64_to_user_ptr(info->node_bytes), bytes, room * sizeof(*bytes)))
-		ret = -EFAULT;
-	kvfree(bytes);
-	return ret;
+	if (copy_to_user(out, buffer->node_bytes, known * sizeof(*out)) ||
+	    clear_user(out + known, (room - known) * sizeof(*out)))
+		return -EFAULT;
+	return 0;
 }
 
 #define OP(_cmd, _type, _last, _run) { \

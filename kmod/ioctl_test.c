@@ -453,6 +453,14 @@ static void test_bytes_by_node_go_where_there_is_a_place_with_room(struct kunit 
 	KUNIT_EXPECT_EQ(test, bytes[node], 2 * PAGE_SIZE);
 	for (i = node + 1; i < ARRAY_SIZE(bytes); i++)
 		KUNIT_EXPECT_EQ(test, bytes[i], 0x5555555555555555);
+
+	info.n_nodes = ARRAY_SIZE(bytes);	/* room for nodes that the machine hasn't: zeros */
+	write_user(test, caller, 0, &info, sizeof(info));
+	KUNIT_EXPECT_EQ(test, call(caller, OFFSTAGE_IOC_BUFFER, 0), 0);
+	read_user(test, caller, BYTES_AT, bytes, sizeof(bytes));
+	KUNIT_EXPECT_EQ(test, bytes[node], 2 * PAGE_SIZE);
+	for (i = node + 1; i < ARRAY_SIZE(bytes); i++)
+		KUNIT_EXPECT_EQ(test, bytes[i], 0);
 }
 
 static struct kunit_case cases[] = {

@@ -122,6 +122,7 @@ struct buffer {
 	pid_t pid;			/* who made it */
 	kuid_t uid;
 	char comm[TASK_COMM_LEN];
+	u64 node_bytes[];		/* [nr_node_ids] */
 };
 
 /* Buffers can be made between the two: an open device has its pin. */
@@ -130,7 +131,6 @@ void buffers_unpin(void);
 /* A new buffer as a file with one reference, or an error; limit says which with -EDQUOT. */
 struct file *buffer_create(struct session *session, const struct buffer_request *request, u32 *limit);
 struct buffer *buffer_of(struct file *file);	/* NULL: the file isn't one */
-void buffer_node_bytes(struct buffer *buffer, u64 *bytes);	/* [MAX_NUMNODES] */
 /* mmap of the device: a buffer for this VMA. */
 int buffer_mmap_new(struct session *session, struct vm_area_struct *vma);
 /* The nearest node to the caller that can serve it. */
