@@ -29,6 +29,11 @@
 #include <linux/uidgid.h>
 #include <uapi/linux/offstage.h>
 
+/* Who reads a pool's numbers, and liboffstage, take a huge page for 2 MiB; with base pages of 64 KiB it is 512. */
+#if PMD_SHIFT != 21
+#error "offstage needs a kernel with base pages of 4 KiB and huge ones of 2 MiB; liboffstage works without the module"
+#endif
+
 #define HUGE_ORDER	(PMD_SHIFT - PAGE_SHIFT)
 #define HUGE_PAGES	(PMD_SIZE / PAGE_SIZE)	/* base pages in a huge one */
 
