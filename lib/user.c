@@ -433,11 +433,17 @@ struct populate {
 	uint64_t huge;		/* size of a huge page */
 };
 
-/* Touches without changing. Not volatile, clang leaves out what changes nothing and whose result nobody wants. */
+/*
+ * Writes what is there, while others may write. Adding nothing won't do: clang turns that into a load, or leaves it out;
+ * a compare-and-swap it keeps.
+ */
 static int touch(volatile char *piece, uint64_t bytes, uint64_t step)
 {
-	for (uint64_t at = 0; at < bytes; at += step)
-		__atomic_fetch_or(piece + at, 0, __ATOMIC_RELAXED);
+	for (uint64_t at = 0; at < bytes; at += step) {
+		char there = __atomic_load_n(piece + at, __ATOMIC_RELAXED);
+
+		__atomic_compare_exchange_n(piece + at, &there, there, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	}
 	return 0;
 }
 
