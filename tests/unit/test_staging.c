@@ -239,15 +239,16 @@ static void in_child(int (*fn)(void))
 /* Is there room enough, on whichever node this thread may be when it asks for it? */
 static bool room_for(uint64_t bytes)
 {
+	const uint64_t need = bytes + bytes / 2;
 	char from[96];
 	uint32_t nodes[TOPOLOGY_NODES_MAX];
 	unsigned n = topology_nodes(nodes, TOPOLOGY_NODES_MAX);
 	struct offstage_node_info node;
 
 	for (unsigned i = 0; i < n; i++)
-		if (topology_node(nodes[i], &node) == 0 && node.available < bytes + bytes / 2)
+		if (topology_node(nodes[i], &node) == 0 && node.available < need)
 			return false;
-	return topology_memory_available(from, sizeof(from)) >= bytes + bytes / 2;
+	return topology_memory_available(from, sizeof(from)) >= need;
 }
 
 static uint64_t huge_free(void)
