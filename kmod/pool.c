@@ -304,7 +304,10 @@ bool pool_give(struct page *page, bool from_pool, struct session *session)
 	return !orphan;
 }
 
-/* An orphan that is in no list any more ends, here or with its last reference. */
+/*
+ * An orphan that is in no list any more ends, here or with its last reference. Its session may have as much again
+ * before the counts say so: who sees none orphaned isn't refused for what was.
+ */
 static void end_orphan(struct pool *pool, struct page *page)
 {
 	struct session *session = (struct session *)(page_private(page) & ~ORPHAN_FROM_POOL);
@@ -312,13 +315,13 @@ static void end_orphan(struct pool *pool, struct page *page)
 	u64 bytes = PAGE_SIZE << compound_order(page);
 
 	set_page_private(page, 0);
+	limits_uncharge(session, bytes);
+	session_put(session);
 	spin_lock(&pool->lock);
 	pool->orphaned -= bytes;
 	kept = take_back(pool, page, bytes, from_pool, failed);
 	spin_unlock(&pool->lock);
 	send_back(pool, page, kept, failed);
-	limits_uncharge(session, bytes);
-	session_put(session);
 }
 
 static void reap(struct work_struct *work)
