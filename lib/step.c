@@ -166,7 +166,12 @@ void *update_thread(void *arg)
 		pthread_mutex_unlock(&o->lock);
 
 		ret = update_subgroup(o, subgroup);
+
+		/* With the lock held: who finds an update without an end counts it as under way until then. */
+		pthread_mutex_lock(&o->lock);
 		end = now_ns();
+		o->update_end_ns[at] = end;
+		pthread_mutex_unlock(&o->lock);
 		trace_span(&o->ctx->trace, "update", "update", subgroup, g->elements, begin, end);
 		count(&o->ctx->trace.counters.update_ns, end - begin);
 
@@ -174,7 +179,6 @@ void *update_thread(void *arg)
 		if (ret)
 			optimizer_set_fault(o, ret, "%s", offstage_error());
 		o->updating = false;
-		o->update_end_ns[at] = end;
 		o->queue_head++;
 		/* After a fault, what lies in slots may be no parameter: nothing is sent. */
 		if (!o->fault)
