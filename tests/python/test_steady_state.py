@@ -120,7 +120,7 @@ def test_many_optimizers_leave_nothing_behind(model, clean):
         if not first:
             first, few = here, threads()
         assert here == first
-    assert threads_fall_to(few)
+        assert threads_fall_to(few)
     assert stats["requested_bytes"] == 0
 
 

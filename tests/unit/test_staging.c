@@ -4,7 +4,6 @@
  * anything is allocated, and failures that leave nothing. Tests that need another machine than this one lay a tree of
  * facts under topology_root; those that would change this machine's settings run only with OFFSTAGE_TEST_SYSTEM=1.
  */
-#include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
@@ -23,6 +22,7 @@
 #include <numaif.h>
 #endif
 #include "unit.h"
+#include "../entries.h"
 #include "../../lib/context.h"
 #include "../../lib/heap.h"
 #include "../../lib/staging.h"
@@ -54,14 +54,7 @@ static char tree[64];
 
 static unsigned open_descriptors(void)
 {
-	DIR *dir = opendir("/proc/self/fd");
-	unsigned n = 0;
-
-	assert_non_null(dir);
-	while (readdir(dir))
-		n++;
-	closedir(dir);
-	return n;
+	return entries("/proc/self/fd");
 }
 
 /* Mappings of buffers' files in this process. */

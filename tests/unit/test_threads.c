@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* The pool: how many threads, where, and that every index is done exactly once whoever calls. */
-#include <dirent.h>
 #include <fenv.h>
 #include <float.h>
 #include <pthread.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "unit.h"
+#include "../entries.h"
 #include "../../lib/threads.h"
 #include "../../lib/trace.h"
 
@@ -224,20 +224,6 @@ static void look_at_affinity(void *arg, size_t i)
 	pthread_mutex_unlock(&seen.lock);
 }
 
-#ifndef __SANITIZE_THREAD__
-static unsigned tasks(void)
-{
-	DIR *dir = opendir("/proc/self/task");
-	unsigned n = 0;
-
-	assert_non_null(dir);
-	for (struct dirent *entry; (entry = readdir(dir));)
-		n += entry->d_name[0] != '.';
-	closedir(dir);
-	return n;
-}
-#endif
-
 static void test_threads_stay_within_the_mask(void **unused)
 {
 	struct threads *threads;
@@ -257,9 +243,9 @@ static void test_threads_stay_within_the_mask(void **unused)
 	assert_true(CPU_EQUAL(&all, &before));	/* none outside */
 #ifndef __SANITIZE_THREAD__	/* it has a thread of its own, which keeps the whole mask */
 	/* As under taskset: the one thread that there is has a mask of one CPU. Those joined may be ending still. */
-	for (int i = 0; i < 10000 && tasks() > 1; i++)
+	for (int i = 0; i < 10000 && entries("/proc/self/task") > 1; i++)
 		usleep(1000);
-	assert_int_equal(tasks(), 1);
+	assert_int_equal(entries("/proc/self/task"), 1);
 	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
 	CPU_ZERO(&seen.all);
 	OK(threads_create(5, &trace, &threads, why, sizeof(why)));

@@ -5,11 +5,11 @@
  * counts is as it was. A call may succeed though one of its allocations failed, by a way round; then its result must be
  * true. Memory that is lost is found at the end of the run, by kmemleak.
  */
-#include <dirent.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include "module.h"
+#include "../entries.h"
 
 #define TRIES_MAX 2000	/* no call here makes as many allocations */
 
@@ -76,17 +76,6 @@ struct state {
 	int next_descriptor, descriptors;
 };
 
-static int descriptors(void)
-{
-	DIR *directory = opendir("/proc/self/fd");
-	int n = 0;
-
-	while (readdir(directory))
-		n++;
-	closedir(directory);
-	return n;
-}
-
 static struct state state(void)
 {
 	struct offstage_ioc_info info = { .size = sizeof(info) };
@@ -103,7 +92,7 @@ static struct state state(void)
 		.used_user = info.used_user,
 		.used_all = info.used_all,
 		.next_descriptor = next,
-		.descriptors = descriptors(),
+		.descriptors = (int)entries("/proc/self/fd"),
 	};
 }
 
